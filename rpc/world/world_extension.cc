@@ -1,5 +1,7 @@
 #include "stitch/rpc/world/world_extension.h"
 
+#include <algorithm>
+
 namespace stitch::rpc {
 
 namespace {
@@ -28,8 +30,18 @@ std::shared_ptr<WorldKeeper> WorldExtension::keeper() const {
   return keeper_.lock();
 }
 
+void WorldExtension::leave_by(std::chrono::steady_clock::time_point deadline) {
+  const base::MutexLock lock(mutex_);
+  leave_by_ = deadline;
+}
+
+std::chrono::steady_clock::time_point WorldExtension::leaves_by() const {
+  const base::MutexLock lock(mutex_);
+  return leave_by_;
+}
+
 void WorldExtension::end_world() {
-  if (const auto kept = keeper()) kept->end_world();
+  if (const auto kept = keeper()) kept->end_world(leaves_by());
 }
 
 void WorldExtension::tell(Watchers& watchers, const WorkerInfo& info, LeaveReason reason) {
@@ -54,8 +66,11 @@ void WorldExtension::stop() {
   leaves_.close();
   const auto kept = keeper();
   if (!kept) return;
+  // Of the second that the agent's end has beyond its limit.
+  constexpr std::chrono::milliseconds kClosingShare{500};
   // The others may have left while this worker was leaving, too.
-  if (agent_.live_members().size() == 1) kept->end_world();
+  if (agent_.live_members().size() == 1)
+    kept->end_world(std::max(leaves_by(), std::chrono::steady_clock::now() + kClosingShare));
   kept->stop();
 }
 

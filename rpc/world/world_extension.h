@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <memory>
 
 #include "stitch/base/mutex.h"
@@ -19,7 +20,9 @@ class WorldExtension final : public Extension {
 
   // To be called once, when the agent has started and its keeper shall begin.
   void keep(const std::shared_ptr<WorldKeeper>& keeper) STITCH_EXCLUDES(mutex_);
-  // As WorldKeeper::end_world().
+  // This worker leaves, and has until then for it.
+  void leave_by(std::chrono::steady_clock::time_point deadline) STITCH_EXCLUDES(mutex_);
+  // As WorldKeeper::end_world(), within that time.
   void end_world() STITCH_EXCLUDES(mutex_);
   [[nodiscard]] Watchers& joins() noexcept { return joins_; }
   [[nodiscard]] Watchers& leaves() noexcept { return leaves_; }
@@ -32,6 +35,7 @@ class WorldExtension final : public Extension {
   void stop() override STITCH_EXCLUDES(mutex_);
 
  private:
+  [[nodiscard]] std::chrono::steady_clock::time_point leaves_by() const STITCH_EXCLUDES(mutex_);
   [[nodiscard]] std::shared_ptr<WorldKeeper> keeper() const STITCH_EXCLUDES(mutex_);
   void tell(Watchers& watchers, const WorkerInfo& info, LeaveReason reason) STITCH_EXCLUDES(mutex_);
 
@@ -39,6 +43,8 @@ class WorldExtension final : public Extension {
   Watchers joins_;
   Watchers leaves_;
   mutable base::Mutex mutex_;
+  std::chrono::steady_clock::time_point leave_by_ STITCH_GUARDED_BY(mutex_) =
+      std::chrono::steady_clock::time_point::max();
   std::weak_ptr<WorldKeeper> keeper_ STITCH_GUARDED_BY(mutex_);  // the agent's end ends it
 };
 

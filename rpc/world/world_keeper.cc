@@ -70,8 +70,8 @@ void WorldKeeper::wake_or_start(const std::shared_ptr<Agent>& agent) {
   }
 }
 
-void WorldKeeper::end_world() {
-  const auto give_up = steady_clock::now() + kEndTimeout;
+void WorldKeeper::end_world(steady_clock::time_point deadline) {
+  const auto give_up = std::min(deadline, steady_clock::now() + kEndTimeout);
   base::MutexLock lock(mutex_);
   ending_ = true;
   ++changes_;

@@ -34,8 +34,8 @@ class WorldKeeper {
   void on_change() STITCH_EXCLUDES(mutex_);
   // This worker leaves together with all others, or as the last one: nothing is to be joined any
   // more. If it keeps the record, that is taken away before this returns, where the store answers
-  // within kStoreTimeout.
-  void end_world() STITCH_EXCLUDES(mutex_);
+  // within kStoreTimeout. Returns at `deadline` all the same.
+  void end_world(std::chrono::steady_clock::time_point deadline) STITCH_EXCLUDES(mutex_);
   // No new work is begun. Does not block.
   void stop() STITCH_EXCLUDES(mutex_);
 
