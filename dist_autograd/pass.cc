@@ -23,7 +23,9 @@ Pass::Pass(Engine& engine, std::shared_ptr<rpc::Agent> agent, std::shared_ptr<Co
       id_(id),
       settings_(settings),
       at_settled_(std::move(at_settled)),
-      protocol_(agent_->self().id, id.root, settings.mode) {}
+      protocol_(agent_->self().id, id.root, settings.mode) {
+  note({"", id.root, id.epoch});
+}
 
 void Pass::prepare(std::vector<Edge> roots, LeafSet inputs) {
   std::call_once(prepared_, [&] {
@@ -48,6 +50,7 @@ void Pass::prepare(std::vector<Edge> roots, LeafSet inputs) {
 
 void Pass::on_mark(const WorkerInfo& from, const wire::Mark& mark) {
   guard([&] {
+    note(from);
     const PassEffects effects =
         apply([&](PassProtocol& protocol) { return protocol.on_mark(from, mark); });
     if (effects.new_peer) check_new_peer(from);
@@ -56,7 +59,7 @@ void Pass::on_mark(const WorkerInfo& from, const wire::Mark& mark) {
 
 void Pass::on_ack(const WorkerInfo& from, const wire::Ack& ack) {
   guard([&] {
-    require_existing(ack);
+    note_participants(ack);
     apply([&](PassProtocol& protocol) { return protocol.on_ack(from, ack); });
   });
 }
@@ -77,7 +80,8 @@ void Pass::on_gradients(const WorkerInfo& from, const wire::Ack& ack,
                         const std::vector<wire::GradientEntry>& entries,
                         std::vector<at::Tensor> tensors) {
   guard([&] {
-    require_existing(ack);
+    note(from);
+    note_participants(ack);
     ReceivedGradients received = match_gradients(*plan_, agent_->self().id, context_->id(), from,
                                                  entries, std::move(tensors));
     const PassEffects effects = apply(
@@ -87,9 +91,13 @@ void Pass::on_gradients(const WorkerInfo& from, const wire::Ack& ack,
   });
 }
 
-void Pass::require_existing(const wire::Ack& ack) const {
-  for (const WorkerId id : ack.participants)
-    static_cast<void>(agent_->peers().find(id));  // throws for one that does not exist
+void Pass::note(const WorkerInfo& life) {
+  base::MutexLock lock(mutex_);
+  lives_.note(life);
+}
+
+void Pass::note_participants(const wire::Ack& ack) {
+  for (const WorkerId id : ack.participants) note(agent_->peers().find(id));
 }
 
 void Pass::check_new_peer(const WorkerInfo& from) {
@@ -303,11 +311,12 @@ void Pass::send(WorkerId to, rpc::OutMessage message, bool carries_gradients) {
     }
   };
   try {
+    {
+      base::MutexLock lock(mutex_);
+      if (carries_gradients) ++unwritten_;
+      lives_.note(peer);
+    }
     if (carries_gradients) {
-      {
-        base::MutexLock lock(mutex_);
-        ++unwritten_;
-      }
       if (!agent_->send_frame(peer, std::move(message), sent, this)) no_room_ = true;
     } else {
       agent_->send_control(peer, std::move(message), sent);

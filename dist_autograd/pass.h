@@ -19,6 +19,7 @@
 #include "stitch/dist_autograd/executor/warning_collector.h"
 #include "stitch/dist_autograd/messages.h"
 #include "stitch/dist_autograd/outbox.h"
+#include "stitch/dist_autograd/pass_lives.h"
 #include "stitch/dist_autograd/pass_protocol.h"
 #include "stitch/dist_autograd/pass_settings.h"
 #include "stitch/rpc/agent/agent.h"
@@ -77,7 +78,7 @@ class Pass final : public StrandOwner, public std::enable_shared_from_this<Pass>
   }
   // Those it was opened with, as every MARK and GRADIENTS of it has them.
   [[nodiscard]] std::uint8_t flags() const { return settings_.to_wire(); }
-  // Ends the pass if it cannot end without that worker.
+  // Ends the pass if it cannot end without that worker; not if it was a former life of one.
   void on_peer_lost(const WorkerInfo& peer, const Error& reason);
 
   // Ends the pass on all workers with this error, unless it has ended or failed already. Its
@@ -139,7 +140,9 @@ class Pass final : public StrandOwner, public std::enable_shared_from_this<Pass>
   void check_new_peer(const WorkerInfo& from) STITCH_EXCLUDES(mutex_);
   void check_lost(const WorkerInfo& peer) STITCH_EXCLUDES(mutex_);
 
-  void require_existing(const wire::Ack& ack) const;
+  void note(const WorkerInfo& life) STITCH_EXCLUDES(mutex_);
+  // Throws for one that does not exist.
+  void note_participants(const wire::Ack& ack) STITCH_EXCLUDES(mutex_);
   // Sends what the outbox has. `quiet_at`: the strand is going quiet, having taken so much.
   void flush(std::optional<std::uint64_t> quiet_at = std::nullopt) STITCH_EXCLUDES(mutex_);
   void send_done(const wire::Done& done) STITCH_EXCLUDES(mutex_);
@@ -193,6 +196,7 @@ class Pass final : public StrandOwner, public std::enable_shared_from_this<Pass>
   mutable base::Mutex mutex_;
   base::CondVar changed_;
   PassProtocol protocol_ STITCH_GUARDED_BY(mutex_);
+  PassLives lives_ STITCH_GUARDED_BY(mutex_);
   bool built_ STITCH_GUARDED_BY(mutex_) = false;  // the plan and the strand are there
   std::optional<Error> error_ STITCH_GUARDED_BY(mutex_);
   std::optional<Promise<void>> promise_ STITCH_GUARDED_BY(mutex_);

@@ -45,9 +45,11 @@ void Pass::stop_strand() {
 }
 
 void Pass::on_peer_lost(const WorkerInfo& peer, const Error& reason) {
+  const rpc::Life* const present = agent_->peers().life(peer.id);
   {
     base::MutexLock lock(mutex_);
     if (!protocol_.needs(peer.id)) return;
+    if (present != nullptr && lives_.is_former(peer, present->info().epoch)) return;
   }
   const Error gone =
       rpc::life_gone(peer, std::string(": ") + reason.what(), rpc::LifeName::with_id);

@@ -7,7 +7,9 @@
 #include <optional>
 
 #include "stitch/dist_autograd/context.h"
+#include "stitch/dist_autograd/engine.h"
 #include "stitch/dist_autograd/messages.h"
+#include "stitch/rpc/agent/agent.h"
 #include "stitch/rpc/message/frame_kinds.h"
 #include "tests/dist_autograd/remote_parts.h"
 #include "tests/support/error_of.h"
@@ -98,6 +100,46 @@ TEST(LossFaults, AMessageOfAPassThatIsHandledAfterItsSenderWasLostLeavesNoPassOp
     }
     EXPECT_TRUE(eventually([&] { return count_on(cluster[2], "contexts") == 0; }));
     end_all(cluster);
+  }
+}
+
+at::Tensor held_in_backward(at::Tensor x) {
+  const auto y = times_parameter(x);
+  y.register_hook([](const at::Tensor& gradient) {
+    gate.pass();
+    return gradient;
+  });
+  return y;
+}
+at::Tensor held_in_backward_via(std::string next, at::Tensor x) {
+  return rpc_sync<held_in_backward>(next, times_parameter(x));
+}
+
+// The world tells that a life is over before it tells of the next one, but a pass does not need
+// that: as if the end of each worker's former life were told again while one runs.
+TEST(LossFaults, TheEndOfAFormerLifeEndsNoPassOfItsSuccessor) {
+  for (const Mode mode : {Mode::exact, Mode::fast}) {
+    gate.close();
+    Cluster cluster(3);
+    Context context;
+    const auto x = ones().requires_grad_();
+    const auto loss = rpc_sync<held_in_backward_via>("worker1", "worker2", x).sum();
+    const auto pass = context.backward_async({loss}, {.mode = mode});
+    ASSERT_TRUE(gate.wait_for_arrival());
+    for (int at = 0; at < cluster.size(); ++at) {
+      const WorkerScope scope(cluster[at]);
+      auto& engine = dist_autograd::Engine::of(*rpc::current_agent());
+      for (int of = 0; of < cluster.size(); ++of) {
+        WorkerInfo former = cluster[of].info();
+        ASSERT_GT(former.epoch, 0u);
+        --former.epoch;
+        engine.on_member_dead(former, Error(ErrorCode::disconnected, "it died long ago"));
+      }
+    }
+    gate.open();
+    pass.get();
+    EXPECT_TRUE(
+        equal_gradients(context.gradient(x), parameter_of(cluster[1]) * parameter_of(cluster[2])));
   }
 }
 

@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "stitch/dist_autograd/pass_lives.h"
+
 namespace stitch::dist_autograd {
 namespace {
 
@@ -160,6 +162,22 @@ TEST(PassProtocol, WhatNoCorrectWorkerSendsInAnExactPassIsRefused) {
   EXPECT_THROW(static_cast<void>(deliver(marking, 2, 1)), Error) << "it is not marked";
   static_cast<void>(marking.on_close_marking(worker(0)));
   EXPECT_THROW(static_cast<void>(marking.on_mark(worker(2), {{2}})), Error);
+}
+
+TEST(PassLives, TellALostWorkerOfThePassFromItsPredecessor) {
+  const auto life = [](std::uint64_t epoch) { return WorkerInfo{"worker1", WorkerId(1), epoch}; };
+  PassLives lives;
+  lives.note(worker(2));
+  // Nothing has gone to it yet; the present life would get it.
+  EXPECT_TRUE(lives.is_former(life(1), 2));
+  EXPECT_FALSE(lives.is_former(life(2), 2));
+  lives.note(life(2));
+  EXPECT_TRUE(lives.is_former(life(1), 2));
+  EXPECT_FALSE(lives.is_former(life(2), 2));
+  // Its successor has no part in the pass, also where that comes to deal with it.
+  lives.note(life(3));
+  EXPECT_FALSE(lives.is_former(life(2), 3));
+  EXPECT_FALSE(lives.is_former(life(3), 3));
 }
 
 }  // namespace
