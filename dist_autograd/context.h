@@ -89,7 +89,8 @@ class ContextHandle {
   // That of one leaf, undefined when it has none.
   [[nodiscard]] at::Tensor gradient(const at::Tensor& leaf) const;
   // The graph of all workers as Graphviz: the graph behind all sent tensors and `roots`, a colour
-  // per worker, joined at the links, with the bytes and the time of each worker's last pass. Waits.
+  // per worker, joined at the links, with the bytes and the times of the pass that ended last on
+  // this worker (where none has, on another); what that pass did not use is grey. Waits.
   [[nodiscard]] std::string graph_dot(const std::vector<at::Tensor>& roots = {}) const;
   // Throws Error(cancelled) when the context has ended, and its error when a pass of it has failed.
   void throw_if_unusable() const;

@@ -31,6 +31,7 @@ struct PassSummary {
     LinkId link;  // the link whose gradients were sent
     std::size_t bytes = 0;
   };
+  PassId pass;
   std::vector<Sent> sent;
   std::uint64_t nodes_run = 0;
   std::chrono::nanoseconds took{0};  // from the worker's first message of the pass to its end there

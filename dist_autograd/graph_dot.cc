@@ -4,12 +4,14 @@
 #include <array>
 #include <cstdio>
 #include <deque>
+#include <optional>
 #include <set>
 #include <sstream>
 #include <unordered_map>
 
 #include "stitch/dist_autograd/engine.h"
 #include "stitch/dist_autograd/executor/plan.h"
+#include "stitch/dist_autograd/worker_colours.h"
 #include "stitch/rpc/calls.h"
 
 namespace stitch::dist_autograd {
@@ -21,9 +23,10 @@ struct GraphPart {
   std::string dot;
   std::uint64_t links = 0;  // sent by it
   std::vector<WorkerId> peers;
+  std::optional<PassId> pass;  // the one that it shows; none when it shows none
   template <class Archive>
   void serialize(Archive& archive) {
-    archive(dot, links, peers);
+    archive(dot, links, peers, pass);
   }
 };
 
@@ -32,25 +35,6 @@ struct GraphPart {
 namespace {
 
 using detail::GraphPart;
-
-// The colours of a worker: of lines and leaves, of its nodes towards it on other workers, of its
-// background.
-struct Colours {
-  const char* strong;
-  const char* middle;
-  const char* light;
-};
-Colours colours_of(WorkerId worker) {
-  static constexpr std::array<Colours, 8> kPalette{{{"#1f5fa8", "#b9d3f0", "#f2f7fd"},
-                                                    {"#b3541e", "#f4cbb0", "#fdf5f0"},
-                                                    {"#2c7a3f", "#bfe3c6", "#f2faf4"},
-                                                    {"#7b3fa0", "#dfc6ee", "#f9f4fc"},
-                                                    {"#a3152f", "#f2bcc6", "#fdf2f4"},
-                                                    {"#0f7c80", "#b5e2e3", "#f0fafa"},
-                                                    {"#8a6d00", "#eddf9f", "#fcfaee"},
-                                                    {"#4d5968", "#ccd3db", "#f5f7f9"}}};
-  return kPalette[worker.value() % kPalette.size()];
-}
 
 // Backslashes stay: "\n" is a new line in a label.
 std::string in_quotes(const std::string& text) {
@@ -104,12 +88,16 @@ std::string attributes(const std::string& label, const std::string& tooltip, con
          (root ? ", penwidth=3" : "") + "];\n";
 }
 
-// Writes the part of one worker.
+// Writes the part of one worker, with what `pass` did there; without one, its own last pass. If
+// another one ended there last, nothing: parts of different passes do not make a picture.
 class PartWriter {
  public:
-  PartWriter(rpc::Agent& agent, const ContextState& context, const std::vector<at::Tensor>& roots)
+  PartWriter(rpc::Agent& agent, const ContextState& context, const std::vector<at::Tensor>& roots,
+             const std::optional<PassId>& pass)
       : agent_(agent), context_(context), plan_(edges_of(roots), context.sends()) {
-    if (const auto last = context.last_pass()) {
+    const auto last = context.last_pass();
+    if (last && last->pass == pass.value_or(last->pass)) {
+      pass_ = last->pass;
       for (const PassSummary::Sent& sent : last->sent) sent_.emplace(sent.link, sent.bytes);
       note_ =
           "\\nlast pass: " + std::to_string(last->nodes_run) + " nodes in " + time_text(last->took);
@@ -118,8 +106,9 @@ class PartWriter {
   }
 
   GraphPart write() {
-    const Colours own = colours_of(agent_.self().id);
+    const WorkerColours own = colours_of(agent_.self().id);
     GraphPart part;
+    part.pass = pass_;
     part.links = plan_.sends().size();
     part.dot = "  subgraph \"cluster_" + id() +
                "\" {\n    label=" + in_quotes(agent_.self().name + note_) +
@@ -162,20 +151,20 @@ class PartWriter {
 
   // A send and a recv node have the colour of the worker at the other end.
   [[nodiscard]] std::string look(std::uint32_t index) const {
-    const Colours own = colours_of(agent_.self().id);
+    const WorkerColours own = colours_of(agent_.self().id);
     const std::string kind = plan_.node(index).name();
     const bool root = roots_.contains(index);
     switch (plan_.kind(index)) {
       case NodeKind::send: {
         const SendNode& node = plan_.send(index);
-        const Colours peer = colours_of(node.receiver().id);
+        const WorkerColours peer = colours_of(node.receiver().id);
         return attributes("send " + to_string(node.link()) + "\\nto " + node.receiver().name,
                           kind + ": " + without_backslashes(node.call()), "invhouse", peer.middle,
                           peer.strong, "#222222", root);
       }
       case NodeKind::recv: {
         const RecvNode& node = plan_.recv(index);
-        const Colours peer = colours_of(node.sender().id);
+        const WorkerColours peer = colours_of(node.sender().id);
         return attributes("recv " + to_string(node.link()) + "\\nfrom " + node.sender().name,
                           kind + ": " + without_backslashes(node.call()), "house", peer.middle,
                           peer.strong, "#222222", root);
@@ -190,7 +179,7 @@ class PartWriter {
     }
   }
 
-  // Grey when the last pass sent no gradient over it. Without a say in the layout: so workers stand
+  // Grey when the pass sent no gradient over it. Without a say in the layout: so workers stand
   // side by side.
   [[nodiscard]] std::string link(const RecvNode& node) const {
     const auto sent = sent_.find(node.link());
@@ -198,7 +187,7 @@ class PartWriter {
                        link_name("send", node.link()) +
                        " [style=dashed, constraint=false, color=\"";
     if (sent == sent_.end()) return line + "#b0b0b0\"];\n";
-    const Colours peer = colours_of(node.sender().id);
+    const WorkerColours peer = colours_of(node.sender().id);
     return line + peer.strong + "\", penwidth=2, fontcolor=\"" + peer.strong + "\", label=\" " +
            bytes_text(sent->second) + "\"];\n";
   }
@@ -208,6 +197,7 @@ class PartWriter {
   const Plan plan_;
   std::unordered_map<LinkId, std::size_t> sent_;
   std::set<std::uint32_t> roots_;
+  std::optional<PassId> pass_;
   std::string note_;
 };
 
@@ -223,10 +213,10 @@ constexpr const char* kStyle =
 namespace detail {
 
 // Called on each worker.
-GraphPart graph_part(WorkerId home, std::uint64_t epoch, std::uint64_t counter) {
+GraphPart graph_part(ContextId id, std::optional<PassId> pass) {
   const auto agent = rpc::current_agent();
-  const auto context = Engine::of(*agent).contexts().find({home, epoch, counter});
-  return context ? PartWriter(*agent, *context, {}).write() : GraphPart{};
+  const auto context = Engine::of(*agent).contexts().find(id);
+  return context ? PartWriter(*agent, *context, {}, pass).write() : GraphPart{};
 }
 
 }  // namespace detail
@@ -238,7 +228,8 @@ std::string collect_graph(const std::shared_ptr<rpc::Agent>& agent, const Contex
   plain.autograd_context = nullptr;  // the question itself must not be recorded
   const rpc::ExecutionContextScope scope(std::move(plain));
   std::set<WorkerId> seen{agent->self().id};
-  GraphPart part = PartWriter(*agent, context, roots).write();
+  GraphPart part = PartWriter(*agent, context, roots, std::nullopt).write();
+  std::optional<PassId> pass = part.pass;
   std::string parts = part.dot;
   std::uint64_t links = part.links;
   std::size_t workers = 1;
@@ -247,14 +238,14 @@ std::string collect_graph(const std::shared_ptr<rpc::Agent>& agent, const Contex
   for (; !next.empty(); next.pop_front()) {
     if (!seen.insert(next.front()).second) continue;
     try {
-      part = rpc_sync<detail::graph_part>(next.front(), context.id().home, context.id().epoch,
-                                          context.id().counter);
+      part = rpc_sync<detail::graph_part>(next.front(), context.id(), pass);
     } catch (const Error& error) {  // it has left or died: the picture says so
       parts += "  " + in_quotes("no answer from " + std::to_string(next.front().value())) +
                " [shape=note, label=" + in_quotes(error.what()) + "];\n";
       continue;
     }
     if (!part.dot.empty()) ++workers;
+    if (!pass) pass = part.pass;
     parts += part.dot;
     links += part.links;
     next.insert(next.end(), part.peers.begin(), part.peers.end());

@@ -344,7 +344,8 @@ void Pass::finish(const std::optional<Error>& error) {
   std::optional<Promise<void>> promise;
   base::EventLoop::TimerId timer = 0;
   if (!error) {
-    context_->set_last_pass({std::move(sent_), strand_->nodes_run(), rpc::Clock::now() - opened_});
+    context_->set_last_pass(
+        {id_, std::move(sent_), strand_->nodes_run(), rpc::Clock::now() - opened_});
   }
   context_->close_pass(id_);
   agent_->events().record(error ? "pass failed" : "pass ended", id_.root.value(), id_.epoch,

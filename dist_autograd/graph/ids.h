@@ -32,6 +32,10 @@ struct PassId {
   std::uint64_t epoch = 0;
   std::uint64_t counter = 0;
   friend auto operator<=>(const PassId&, const PassId&) = default;
+  template <class Archive>
+  void serialize(Archive& archive) {
+    archive(root, epoch, counter);
+  }
 };
 
 // Id of one message that carried tensors requiring grad, within a context: the worker that sent it

@@ -3,6 +3,9 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <algorithm>
+#include <array>
+#include <cstdio>
 #include <functional>
 #include <map>
 #include <memory>
@@ -11,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "stitch/dist_autograd/worker_colours.h"
 #include "stitch/rpc/agent/agent.h"
 #include "stitch/rpc/agent/extension.h"
 #include "stitch/rref/rref.h"
@@ -319,6 +323,52 @@ TEST(Context, ShowsTheLastPassInItsGraph) {
   EXPECT_NE(dot.find("label=\"worker1\\nlast pass: 4 nodes in "), std::string::npos) << dot;
   EXPECT_NE(dot.find("label=\" 24 B\""), std::string::npos) << dot;
   EXPECT_NE(dot.find("color=\"#b0b0b0\""), std::string::npos) << "unused links are grey\n" << dot;
+}
+
+TEST(Context, ShowsNothingOfEarlierPassesInItsGraph) {
+  Cluster cluster(3);
+  Context context;
+  const auto x = ones().requires_grad_();
+  const auto near = rpc_sync<times_parameter>("worker1", x);
+  const auto far = rpc_sync<times_parameter>("worker2", x);
+  const auto shows = [&](int links, bool worker2) {
+    const std::string dot = dist_autograd::find_context(context.id()).graph_dot();
+    int coloured = 0;
+    for (auto at = dot.find(" 24 B\""); at != std::string::npos; at = dot.find(" 24 B\"", at + 1))
+      ++coloured;
+    EXPECT_EQ(coloured, links) << dot;
+    EXPECT_NE(dot.find("label=\"worker1\\nlast pass: "), std::string::npos) << dot;
+    EXPECT_EQ(dot.find("label=\"worker2\\nlast pass: ") != std::string::npos, worker2) << dot;
+  };
+  context.backward({near.sum()}, {.retain_graph = true});
+  shows(2, false);
+  {
+    const WorkerScope scope(cluster[2]);  // none has ended there: it shows that of the others
+    shows(2, false);
+  }
+  context.backward({near.sum() + far.sum()}, {.retain_graph = true});
+  shows(4, true);
+  context.backward({near.sum()});  // it does not reach worker2
+  shows(2, false);
+}
+
+TEST(WorkerColours, DifferForHundredsOfWorkersAndClearlyForTheFirst) {
+  std::vector<std::array<unsigned, 3>> seen;
+  for (std::uint32_t worker = 0; worker < 256; ++worker) {
+    const auto colours = dist_autograd::colours_of(WorkerId(worker));
+    std::array<unsigned, 3> strong{};
+    ASSERT_EQ(std::sscanf(colours.strong.c_str(), "#%2x%2x%2x", &strong[0], &strong[1], &strong[2]),
+              3)
+        << colours.strong;
+    for (std::size_t other = 0; other < seen.size(); ++other) {
+      unsigned distance = 0;
+      for (std::size_t i = 0; i < 3; ++i) {
+        distance += std::max(strong[i], seen[other][i]) - std::min(strong[i], seen[other][i]);
+      }
+      EXPECT_GE(distance, worker < 48 ? 30u : 1u) << worker << " and " << other;
+    }
+    seen.push_back(strong);
+  }
 }
 
 TEST(Context, ThrowsCancelledFromAHandleThatOutlivesIt) {
