@@ -30,8 +30,10 @@ std::vector<OwnersStep> steps_of(const dist_autograd::ContextHandle& context,
 // timeout, and the end of the context come before any step. One exception: when a worker is lost,
 // or the pass times out or is cancelled, while the last messages of the pass are under way, some
 // may have been stepped, and the error says how many. Throws what DistributedOptimizer::step()
-// throws when the pass succeeded and an owner failed to step. Parameters that two optimizers share
-// are stepped by both, in any order. Thread contract: any thread.
+// throws when the pass succeeded and an owner failed to step. Where an owner cannot be asked at
+// all, those after it are not asked, and the error says how many parameters were stepped.
+// Parameters that two optimizers share are stepped by both, in any order. Thread contract: any
+// thread.
 template <class... Optimizers>
 std::int64_t backward_and_step(const dist_autograd::ContextHandle& context,
                                std::vector<at::Tensor> losses,

@@ -23,7 +23,9 @@ namespace stitch::optim {
 // Has one owner step its parameters with the gradients of one context: the number of them.
 using OwnersStep = std::function<Future<std::int64_t>()>;
 
-// Starts all of them. Their results, or the first error, counting the others.
+// Starts all of them. Their results, or the first error, counting the others; when one cannot be
+// started, neither are those after it, and its error, when those before it have ended, says how
+// many parameters they stepped.
 [[nodiscard]] Future<std::vector<std::int64_t>> start_steps(const std::vector<OwnersStep>& steps);
 // How many parameters all owners together have stepped.
 [[nodiscard]] std::int64_t sum_of(const std::vector<std::int64_t>& stepped);

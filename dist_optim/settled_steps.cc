@@ -1,6 +1,8 @@
 // What the functions of backward_and_step.h do.
 #include <atomic>
+#include <memory>
 #include <numeric>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -11,7 +13,7 @@ namespace stitch::optim {
 
 namespace {
 
-// The error of a pass that failed when owners had been told to step.
+// The error of what failed when owners had been told to step.
 Error with_stepped(const Error& failure, std::int64_t stepped) {
   if (stepped == 0) return failure;
   return Error(failure.code(), std::string(failure.what()) + "; " + std::to_string(stepped) +
@@ -22,10 +24,27 @@ Error with_stepped(const Error& failure, std::int64_t stepped) {
       .with_remote(failure.remote());
 }
 
+// The results of steps that have been started, once all have ended. With `failure`, be it that of
+// another step that could not be started: that error, saying how many parameters these have stepped
+// nevertheless. No thread waits.
+Future<std::vector<std::int64_t>> results_of(std::vector<Future<std::int64_t>> started,
+                                             const std::optional<Error>& failure) {
+  if (!failure) return when_all(std::move(started));
+  return when_all(started).then(
+      [started, failure](const Future<std::vector<std::int64_t>>&) -> std::vector<std::int64_t> {
+        std::int64_t stepped = 0;
+        for (const auto& each : started) {
+          if (!each.has_error()) stepped += each.get();  // all have ended
+        }
+        throw with_stepped(*failure, stepped);
+      });
+}
+
 // Starts steps as soon as a pass is settled: the requests leave with the messages that end the
 // pass. Shared by the pass and by the code that waits for both. Thread contract: as AtSettled; the
-// rest by the thread that waits, once the pass has ended.
-class SettledSteps final : public dist_autograd::AtSettled {
+// rest by one thread, once the pass has ended; it does not wait.
+class SettledSteps final : public dist_autograd::AtSettled,
+                           public std::enable_shared_from_this<SettledSteps> {
  public:
   // The steps begin under the execution context that is current here.
   explicit SettledSteps(std::vector<OwnersStep> steps);
@@ -34,8 +53,9 @@ class SettledSteps final : public dist_autograd::AtSettled {
   void run(bool running) noexcept override;
 
   // The steps' outcome, for a pass that has ended with `failure` or without one; called once.
-  // Starts them if the pass could not. The error is that of the pass, saying how many parameters
-  // have been stepped nevertheless (for which it waits); else that of start_steps().
+  // Starts them if the pass could not. Completes when all that have been started have ended. The
+  // error is that of the pass, saying how many parameters have been stepped nevertheless; else that
+  // of start_steps().
   [[nodiscard]] Future<std::vector<std::int64_t>> outcome(const std::optional<Error>& failure);
 
  private:
@@ -56,14 +76,19 @@ std::int64_t sum_of(const std::vector<std::int64_t>& stepped) {
 
 Future<std::vector<std::int64_t>> start_steps(const std::vector<OwnersStep>& steps) {
   std::vector<Future<std::int64_t>> started;
-  started.reserve(steps.size());
-  for (const OwnersStep& step : steps) started.push_back(step());
-  return when_all(std::move(started));
+  started.reserve(steps.size());  // what has been started is not forgotten
+  std::optional<Error> not_started;
+  try {
+    for (const OwnersStep& step : steps) started.push_back(step());
+  } catch (...) {
+    not_started = to_error(std::current_exception());
+  }
+  return results_of(std::move(started), not_started);
 }
 
 SettledSteps::SettledSteps(std::vector<OwnersStep> steps)
     : steps_(std::move(steps)), surroundings_(rpc::ExecutionContext::captured()) {
-  started_.reserve(steps_.size());  // what has been started is not forgotten
+  started_.reserve(steps_.size());
 }
 
 void SettledSteps::run(bool running) noexcept {
@@ -81,19 +106,12 @@ void SettledSteps::run(bool running) noexcept {
 Future<std::vector<std::int64_t>> SettledSteps::outcome(const std::optional<Error>& failure) {
   if (!announced_.load(std::memory_order_acquire))
     return failure ? make_failed<std::vector<std::int64_t>>(*failure) : start_steps(steps_);
-  begun_.future().get();
-  if (!failure) {
-    if (not_started_) return make_failed<std::vector<std::int64_t>>(*not_started_);
-    return when_all(std::move(started_));
-  }
-  std::int64_t stepped = 0;
-  for (const auto& each : started_) {
-    try {
-      stepped += each.get();
-    } catch (const Error&) {  // the error of the pass counts
-    }
-  }
-  return make_failed<std::vector<std::int64_t>>(with_stepped(*failure, stepped));
+  const auto results = [self = shared_from_this(), failure] {
+    return results_of(std::move(self->started_), failure ? failure : self->not_started_);
+  };
+  const Future<void> begun = begun_.future();
+  if (begun.ready()) return results();
+  return begun.then(results);  // run() is still starting them, on another thread
 }
 
 std::int64_t backward_and_steps(const dist_autograd::ContextHandle& context,

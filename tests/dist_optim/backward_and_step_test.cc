@@ -25,6 +25,7 @@ using stitch::RRef;
 using stitch::optim::backward_and_step;
 using stitch::optim::backward_and_step_async;
 using stitch::optim::DistributedOptimizer;
+using stitch::optim::OwnersStep;
 using stitch::optim::StalePolicy;
 using stitch::testing::Cluster;
 using stitch::testing::error_of;
@@ -207,6 +208,60 @@ TEST(BackwardAndStep, PassesOnWhyAnOwnerRefusesToStep) {
   EXPECT_FALSE(torch::equal(after[0], before[0])) << "the others have stepped";
 }
 
+// Two steps that end, with 3 parameters in all (the second one when `slow` is completed), one that
+// cannot begin, and one that must not.
+std::vector<OwnersStep> steps_with_one_that_cannot_begin(
+    const stitch::Promise<std::int64_t>& slow) {
+  return {[] { return stitch::make_ready(std::int64_t{1}); }, [slow] { return slow.future(); },
+          []() -> stitch::Future<std::int64_t> {
+            throw stitch::Error(ErrorCode::overloaded, "this owner cannot be asked");
+          },
+          [] {
+            ADD_FAILURE() << "a step behind one that could not begin";
+            return stitch::make_ready(std::int64_t{1});
+          }};
+}
+
+TEST(BackwardAndStep, WaitsForStepsThatHaveBegunWhenAnotherCannotBegin) {
+  Cluster cluster(3);
+  Model model;
+  const std::string expected = "this owner cannot be asked; 3 parameters were stepped nevertheless";
+  // Steps begin when the pass is settled, or, with a result that is not used, when it has ended.
+  for (const bool unused : {false, true}) {
+    for (const bool waits : {false, true}) {
+      autograd::Context context;
+      const auto loss = model.loss(1);
+      if (unused) model.layers[1].rpc_async<&Layer::times>(initial(0)).get();
+      const stitch::Promise<std::int64_t> slow;
+      if (waits) slow.set_value(2);
+      auto steps = steps_with_one_that_cannot_begin(slow);
+      const auto error = error_of([&] {
+        if (waits) {
+          stitch::optim::backward_and_steps(context, {loss}, {}, std::move(steps));
+          return;
+        }
+        auto stepping =
+            stitch::optim::backward_and_steps_async(context, {loss}, {}, std::move(steps));
+        EXPECT_FALSE(stepping.wait_for(std::chrono::milliseconds(100))) << "one has not ended";
+        slow.set_value(2);
+        stepping.get();
+      });
+      EXPECT_EQ(error.code(), ErrorCode::overloaded) << error.what();
+      EXPECT_EQ(error.what(), expected);
+    }
+  }
+}
+
+TEST(StartSteps, WaitForThoseThatHaveBegunWhenAnotherCannotBegin) {
+  const stitch::Promise<std::int64_t> slow;
+  auto all = stitch::optim::start_steps(steps_with_one_that_cannot_begin(slow));
+  EXPECT_FALSE(all.ready());
+  slow.set_error(stitch::Error(ErrorCode::disconnected, "this owner is gone"));
+  const auto error = error_of([&] { all.get(); });
+  EXPECT_EQ(error.code(), ErrorCode::overloaded);
+  EXPECT_STREQ(error.what(), "this owner cannot be asked; 1 parameter was stepped nevertheless");
+}
+
 // Runs on a trainer; each step in a context of its own.
 void subtract_one_each_step(std::vector<RRef<at::Tensor>> parameters, RRef<Layer> layer,
                             int steps) {
@@ -255,25 +310,33 @@ TEST(BackwardAndStep, LetsTheNextForwardBeginMeanwhileWhereStaleParametersAreAll
 TEST(BackwardAndStepFaults, StepsBeforeThePassHasEndedAndSaysSoWhenThatFails) {
   Cluster cluster(3);
   Model model;
-  const auto before = model.now();
-  autograd::Context context;
-  const auto loss = model.loss(1);
-  stitch::Error error(ErrorCode::internal, "");
-  {
-    const stitch::testing::LoopbackFaults delay_done(
-        [](std::uint32_t, std::uint32_t, std::uint64_t, const stitch::transport::Message& message) {
-          const bool done = stitch::testing::kind_of(message) == autograd::wire::kDone;
-          return stitch::transport::Fate{.delay = std::chrono::seconds(done ? 2 : 0)};
-        });
-    error = error_of([&] {
-      backward_and_step(context, {loss}, {.timeout = std::chrono::seconds(1)}, model.dense);
-    });
+  for (const bool waits : {true, false}) {
+    const auto before = model.now();
+    autograd::Context context;
+    const auto loss = model.loss(1);
+    stitch::Error error(ErrorCode::internal, "");
+    {
+      const stitch::testing::LoopbackFaults delay_done(
+          [](std::uint32_t, std::uint32_t, std::uint64_t,
+             const stitch::transport::Message& message) {
+            const bool done = stitch::testing::kind_of(message) == autograd::wire::kDone;
+            return stitch::transport::Fate{.delay = std::chrono::seconds(done ? 2 : 0)};
+          });
+      const autograd::Options options{.timeout = std::chrono::seconds(1)};
+      error = error_of([&] {
+        if (waits) {
+          backward_and_step(context, {loss}, options, model.dense);
+        } else {
+          backward_and_step_async(context, {loss}, options, model.dense).get();
+        }
+      });
+    }
+    EXPECT_EQ(error.code(), ErrorCode::timeout) << error.what();
+    EXPECT_NE(std::string(error.what()).find("; 3 parameters were stepped nevertheless"),
+              std::string::npos)
+        << error.what();
+    EXPECT_FALSE(torch::equal(model.now(), before));
   }
-  EXPECT_EQ(error.code(), ErrorCode::timeout) << error.what();
-  EXPECT_NE(std::string(error.what()).find("; 3 parameters were stepped nevertheless"),
-            std::string::npos)
-      << error.what();
-  EXPECT_FALSE(torch::equal(model.now(), before));
 }
 
 }  // namespace
