@@ -26,8 +26,10 @@ class CallOrder {
   CallOrder(const CallOrder&) = delete;
   CallOrder& operator=(const CallOrder&) = delete;
 
-  // The place of a request that is about to be sent.
-  [[nodiscard]] PlaceInOrder next() noexcept { return {stream_, next_.fetch_add(1)}; }
+  [[nodiscard]] std::uint64_t stream() const noexcept { return stream_; }
+  // The number of a request that nothing keeps from being sent any more. If it still had to wait
+  // for room, those behind it could have taken that, and wait for it at the owner.
+  [[nodiscard]] std::uint64_t next() noexcept { return next_.fetch_add(1); }
   // That request certainly never left: those behind it must not wait for it.
   void skip(std::uint64_t number) const noexcept;
 

@@ -9,14 +9,19 @@
 #include "stitch/rpc/agent/agent.h"
 #include "stitch/rpc/function_runner.h"
 #include "stitch/rpc/message/frame_kinds.h"
+#include "stitch/rpc/message/precedence.h"
 #include "stitch/rref/rref_agent.h"
 
 namespace stitch::rref {
 namespace {
 
-void add_section(rpc::OutMessage& message, std::uint16_t kind, const base::Bytes& bytes) {
-  message.frame.add_section(kind, bytes.span());
+std::size_t add_section(rpc::OutMessage& message, std::uint16_t kind, const base::Bytes& bytes) {
+  return message.frame.add_section(kind, bytes.span());
 }
+
+// Keys of requests to one owner.
+std::uint64_t key_of(const CallOrder& order) noexcept { return order.stream() << 1 | 1; }
+std::uint64_t key_of_own(const RRefId& id) noexcept { return id.k << 1; }
 
 CarriedBytes::Section section_of(const rpc::InMessage& message, std::uint16_t kind) {
   const auto* section = message.view.section(kind);
@@ -86,11 +91,27 @@ void OutgoingRefs::leave(const std::shared_ptr<RRefAgent>& sender, rpc::OutMessa
     add_section(message, wire::kArgumentsSection,
                 encode(std::span<const ReferredArgument>(arguments_)));
   }
+  if (order_)
+    place_at_ =
+        add_section(message, wire::kOrderSection, encode(PlaceInOrder{order_->stream(), 0}));
+}
+
+void OutgoingRefs::add_precedence(rpc::Precedence& precedence) const {
   if (order_) {
-    const PlaceInOrder place = order_->next();
-    number_ = place.number;
-    add_section(message, wire::kOrderSection, encode(place));
+    precedence.leads.push_back(key_of(*order_));
+    precedence.follows.push_back(key_of(*order_));
   }
+  if (create_) precedence.leads.push_back(key_of_own(create_->id));
+  for (const CarriedRef& each : pinned_) {
+    if (each.id.owner == to_ && each.id.creator == sender_->lifetime().self() && !each.created)
+      precedence.follows.push_back(key_of_own(each.id));
+  }
+}
+
+void OutgoingRefs::on_begin(base::Bytes& frame) noexcept {
+  if (!order_) return;
+  number_ = order_->next();
+  write_number(frame.data() + place_at_, *number_);
 }
 
 void OutgoingRefs::on_sent(const std::optional<Error>& error) {

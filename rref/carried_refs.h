@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -39,13 +40,17 @@ class OutgoingRefs final : public rpc::Attachment {
   void argument(std::uint32_t position, const HandlePtr& handle, std::uint64_t type) {
     arguments_.push_back({position, add(handle), type});
   }
-  // The request gets the next place in `order` when it is about to leave.
+  // The request gets the next number of `order` when it begins.
   void order(std::shared_ptr<CallOrder> order) { order_ = std::move(order); }
 
   // Pins every reference and writes the sections. Throws Error(invalid_argument) for a reference
   // that belongs to another worker of this process.
   void leave(const std::shared_ptr<RRefAgent>& sender, rpc::OutMessage& message,
              const WorkerInfo& to);
+  // Calls through one ordered handle begin as they were made. What refers to an object there begins
+  // after the request to create it: it would wait for that there, and take the room that it needs.
+  void add_precedence(rpc::Precedence& precedence) const override;
+  void on_begin(base::Bytes& frame) noexcept override;
   void on_sent(const std::optional<Error>& error) override;
 
  private:
@@ -57,7 +62,8 @@ class OutgoingRefs final : public rpc::Attachment {
   std::optional<TargetRequest> target_;
   std::vector<ReferredArgument> arguments_;
   std::shared_ptr<CallOrder> order_;
-  std::optional<std::uint64_t> number_;  // in order_; until the request has been sent
+  std::size_t place_at_ = 0;             // in the frame, of the place in order_
+  std::optional<std::uint64_t> number_;  // in order_; from on_begin() until it has been sent
   std::shared_ptr<RRefAgent> sender_;
   WorkerLife to_;
   std::vector<CarriedRef> pinned_;

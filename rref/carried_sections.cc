@@ -1,5 +1,6 @@
 #include "stitch/rref/carried_sections.h"
 
+#include <cstring>
 #include <string>
 
 #include "stitch/base/byte_io.h"
@@ -151,6 +152,11 @@ base::Bytes encode(const PlaceInOrder& place) {
   out.write(place.stream);
   out.write(place.number);
   return bytes;
+}
+
+void write_number(std::byte* place, std::uint64_t number) noexcept {
+  number = base::to_wire_order(number);
+  std::memcpy(place + sizeof(PlaceInOrder::stream), &number, sizeof(number));
 }
 
 std::vector<std::uint64_t> read_created(std::span<const std::byte> bytes) {

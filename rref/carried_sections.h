@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -68,6 +69,8 @@ struct CarriedSections {
 [[nodiscard]] base::Bytes encode(const TargetRequest& target);
 [[nodiscard]] base::Bytes encode(std::span<const ReferredArgument> arguments);
 [[nodiscard]] base::Bytes encode(const PlaceInOrder& place);
+// Changes the number of an encoded place. REQUIRES: `place` is where its first byte is.
+void write_number(std::byte* place, std::uint64_t number) noexcept;
 
 // Answers of creations: the numbers of the calls, at most kMaxCreated. Throws Error(protocol) if
 // they are malformed.

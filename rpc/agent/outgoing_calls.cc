@@ -115,16 +115,19 @@ std::uint64_t OutgoingCalls::start_call(const WorkerInfo& to, std::string_view f
     return std::uint64_t{0};
   };
   std::optional<Sender::LaidOut> out;
+  PeerFlow::Size size;
+  bool begins = false;
   try {
     out.emplace(sender_.lay_out(to, message, Sender::Traffic::request));
+    size = {out->in_flight.counted().bytes, inside()};
+    begins = try_begin(*call.flow, size, *out);
   } catch (...) {
+    out.reset();
     return was_not_made();
   }
   std::uint64_t id = 0;
   const Clock::time_point deadline = call.deadline;
   const Clock::time_point first_look = limited ? call.first_look() : deadline;
-  const PeerFlow::Size size{out->in_flight.counted().bytes, inside()};
-  const bool begins = call.flow->try_begin(size);
   if (begins) [[likely]] {  // from here on the ends of these give back what has been counted
     call.share = FlowShare(*call.flow, size);
     out->in_flight.begun(size, false);
@@ -154,6 +157,7 @@ void OutgoingCalls::transmit(const WorkerInfo& to, Sender::LaidOut&& out, std::u
   try {
     watch_->watch(first_look);
     complete_header(out.message, id, timeout);
+    out.attachments.begin(out.message.frame);
     sender_.transmit(
         to, nullptr, std::move(out),
         [this, id](const std::optional<Error>& error) { on_request_sent(id, error); }, id);
@@ -181,17 +185,20 @@ bool OutgoingCalls::await_room(const WorkerInfo& to, const PeerFlow::Size& size,
   const WorkerInfo& peer = peers_->known(to).info();
   table_.note_queued(id);
   watch_->watch(table_.first_deadline());
-  PeerFlow::Waiting waiting{
-      size, id, [this, &peer, size, id, deadline, out = std::move(out)]() mutable {
-        const auto now = Clock::now();
-        // expire() completes it.
-        if (now >= deadline || !table_.begin(id, size)) return false;
-        out.in_flight.begun(size, false);
-        const bool limited = deadline != Clock::time_point::max();
-        transmit(peer, std::move(out), id, limited ? deadline - now : std::chrono::nanoseconds(0),
-                 deadline);
-        return true;
-      }};
+  Precedence precedence = out.attachments.precedence();
+  PeerFlow::Waiting waiting{size, id,
+                            [this, &peer, size, id, deadline, out = std::move(out)]() mutable {
+                              const auto now = Clock::now();
+                              // expire() completes it.
+                              if (now >= deadline || !table_.begin(id, size)) return false;
+                              out.in_flight.begun(size, false);
+                              const bool limited = deadline != Clock::time_point::max();
+                              transmit(peer, std::move(out), id,
+                                       limited ? deadline - now : std::chrono::nanoseconds(0),
+                                       deadline);
+                              return true;
+                            },
+                            std::move(precedence)};
   ask_room(peer, flow.to_ask());
   const auto kept =
       flow.wait(waiting, deadline, [&] { return !state_.stopped() && table_.contains(id); });
@@ -215,7 +222,7 @@ void OutgoingCalls::start_notify(const WorkerInfo& to, std::string_view function
   complete_header(out.message, 0, std::chrono::nanoseconds(0));
   PeerFlow& flow = sender_.flow(to);
   const PeerFlow::Size size{out.in_flight.counted().bytes, inside()};
-  if (flow.try_begin(size)) [[likely]] {
+  if (try_begin(flow, size, out)) [[likely]] {
     transmit_one_way(to, size, std::move(out));
     return;
   }
@@ -227,6 +234,7 @@ void OutgoingCalls::start_notify(const WorkerInfo& to, std::string_view function
   };
   if (message.refuse_when_full) throw was_not_made(full(to));
   const WorkerInfo& peer = peers_->known(to).info();
+  Precedence precedence = out.attachments.precedence();
   PeerFlow::Waiting waiting{size, table_.new_id(),
                             [this, &peer, size, out = std::move(out)]() mutable {
                               try {
@@ -235,7 +243,8 @@ void OutgoingCalls::start_notify(const WorkerInfo& to, std::string_view function
                                 // It has given back what it was counted as.
                               }
                               return true;
-                            }};
+                            },
+                            std::move(precedence)};
   ask_room(peer, flow.to_ask());
   const auto kept =
       flow.wait(waiting, base::deadline_or_none(timeout), [&] { return !state_.stopped(); });
@@ -247,6 +256,7 @@ void OutgoingCalls::transmit_one_way(const WorkerInfo& to, const PeerFlow::Size&
                                      Sender::LaidOut&& out) {
   out.in_flight.begun(size, true);
   const std::uint64_t ask = sender_.flow(to).one_way_begun(size);
+  out.attachments.begin(out.message.frame);
   sender_.transmit(to, nullptr, std::move(out), [](const std::optional<Error>&) {});
   ask_room(to, ask);
 }

@@ -14,6 +14,7 @@
 #include "stitch/rpc/agent/call_table.h"
 #include "stitch/rpc/agent/deadline_watch.h"
 #include "stitch/rpc/agent/extension.h"
+#include "stitch/rpc/agent/peer_flow.h"
 #include "stitch/rpc/agent/peer_table.h"
 #include "stitch/rpc/agent/sender.h"
 #include "stitch/rpc/future/runtime.h"
@@ -111,6 +112,13 @@ class OutgoingCalls {
   void send_number(const WorkerInfo& to, std::uint16_t kind, std::uint64_t number) noexcept;
   // Whether this thread runs code of a worker: that must not wait for room.
   [[nodiscard]] static bool inside() noexcept;
+  // Counts a request as under way. False when it has to wait. Nothing is counted if this throws.
+  [[nodiscard]] static bool try_begin(PeerFlow& flow, const PeerFlow::Size& size,
+                                      const Sender::LaidOut& out) {
+    const bool waits =
+        size.inside && flow.any_wait() && flow.waits_behind(out.attachments.precedence());
+    return !waits && flow.try_begin(size);
+  }
   // The request of a call of the table has to wait, or the call fails.
   void start_later(const WorkerInfo& to, const PeerFlow::Size& size, std::uint64_t id,
                    Clock::time_point deadline, Sender::LaidOut&& out, bool refuse);

@@ -76,16 +76,15 @@ PeerFlow::Kept PeerFlow::wait(Waiting& request, Clock::time_point deadline,
     if (late || !wanted()) return late ? Kept::late : Kept::unwanted;
     lock.lock();
   }
-  queues_[inside][request.size.small()].emplace(request.id, std::move(request));
+  keep(request);
   waiting_bytes_[inside] += cost;
-  waiting_.fetch_add(inside ? kInside : 1);
   lock.unlock();
   pump();
   return Kept::waits;
 }
 
 PeerFlow::Waiting PeerFlow::extract(Queue& queue, Queue::iterator at) {
-  Waiting request = std::move(at->second);
+  Waiting request = std::move(at->second.request);
   queue.erase(at);
   waiting_bytes_[request.size.inside] -= request.size.cost();
   return request;
@@ -93,14 +92,15 @@ PeerFlow::Waiting PeerFlow::extract(Queue& queue, Queue::iterator at) {
 
 // The request that was made first goes first, but one whose window is full does not keep those of
 // the other window.
-std::optional<PeerFlow::Waiting> PeerFlow::next_of(Queue (&queues)[2]) {
+std::optional<PeerFlow::Waiting> PeerFlow::next_of(Rank rank) {
+  Queue(&queues)[2] = queues_[static_cast<std::size_t>(rank)];
   const bool small_first =
       !queues[1].empty() &&
       (queues[0].empty() || queues[1].begin()->first < queues[0].begin()->first);
   for (const bool small : {small_first, !small_first}) {
     Queue& queue = queues[small];
     if (queue.empty()) continue;
-    const Size& size = queue.begin()->second.size;
+    const Size size = queue.begin()->second.size();
     if (given_up_ || take(size)) {
       if (given_up_) {
         used_.fetch_add(packed(size));
@@ -114,16 +114,15 @@ std::optional<PeerFlow::Waiting> PeerFlow::next_of(Queue (&queues)[2]) {
 }
 
 std::optional<PeerFlow::Waiting> PeerFlow::next() {
-  if (auto inside = next_of(queues_[1])) return inside;
-  // One that needs more than the program's requests leave would starve while others of these take
-  // the place of those that end.
-  for (const Queue& queue : queues_[1]) {
-    if (queue.empty()) continue;
-    const Size& size = queue.begin()->second.size;
-    if (size.cost() > limits_.bytes - limits_.bytes / 2 && !has_room(size, used_.load()))
-      return std::nullopt;
+  for (const Rank rank : {Rank::inside, Rank::lifted}) {
+    if (auto request = next_of(rank)) return request;
+    // One that has no room would starve while others take the place of those that end.
+    for (const Queue& queue : queues_[static_cast<std::size_t>(rank)]) {
+      if (!queue.empty() && !has_room(queue.begin()->second.size(), used_.load()))
+        return std::nullopt;
+    }
   }
-  return next_of(queues_[0]);
+  return next_of(Rank::program);
 }
 
 // One thread at a time, so that requests keep their order.
@@ -144,6 +143,8 @@ void PeerFlow::pump() noexcept {
     }
     lock.unlock();
     const Size size = request->size;
+    const std::uint64_t id = request->id;
+    const Precedence precedence = std::move(request->precedence);
     bool sent = false;
     try {
       sent = request->go();
@@ -155,9 +156,10 @@ void PeerFlow::pump() noexcept {
       used_.fetch_sub(packed(size));
       (size.small() ? unwritten_small_ : unwritten_large_).fetch_sub(size.bytes);
     }
-    // After it was sent: until then later ones wait.
-    waiting_.fetch_sub(size.inside ? kInside : 1);
     lock.lock();
+    // After it was sent: until then later ones wait.
+    let_follow(id, precedence);
+    waiting_.fetch_sub(units(size));
     if (blocked_ > 0) room_.notify_all();
   }
   pumping_ = false;
@@ -170,13 +172,19 @@ void PeerFlow::drop(std::uint64_t id) {
     for (auto& queues : queues_) {
       for (Queue& queue : queues) {
         const auto at = queue.find(id);
-        if (at != queue.end()) dropped = extract(queue, at);
+        if (at == queue.end()) continue;
+        dropped = extract(queue, at);
+        let_follow(id, dropped->precedence);
+        waiting_.fetch_sub(units(dropped->size));
       }
+    }
+    if (const auto at = followers_.find(id); at != followers_.end()) {
+      dropped = extract(followers_, at);
+      let_follow(id, dropped->precedence);
     }
     if (blocked_ > 0) room_.notify_all();
   }
   if (!dropped) return;
-  waiting_.fetch_sub(dropped->size.inside ? kInside : 1);
   dropped.reset();
   pump();  // it may have been the first
 }
@@ -288,6 +296,7 @@ PeerFlow::Numbers PeerFlow::numbers() const {
   for (const auto& queues : queues_) {
     for (const Queue& queue : queues) numbers.waiting += queue.size();
   }
+  numbers.waiting += followers_.size();
   numbers.waiting_bytes = waiting_bytes_[0] + waiting_bytes_[1];
   numbers.waiting_frames = frames_.size();
   numbers.waiting_frame_bytes = waiting_frame_bytes_.load();

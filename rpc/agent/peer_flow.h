@@ -14,6 +14,8 @@
 #include "stitch/base/error.h"
 #include "stitch/base/mutex.h"
 #include "stitch/base/unique_function.h"
+#include "stitch/rpc/agent/begin_order.h"
+#include "stitch/rpc/message/precedence.h"
 
 namespace stitch::rpc {
 
@@ -32,6 +34,11 @@ namespace stitch::rpc {
 // of any size up to the limit goes when nothing else is under way. Whatever its peer has room for,
 // a request is passed to the transport only when little is unwritten there: so those that are
 // cancelled or late meanwhile are never written. Small and large ones do not wait for each other.
+//
+// A request does not begin before one that it follows (Precedence), which would wait at the peer
+// for a request that has no room here. Where one inside follows calls of the program, those begin
+// by the limits of calls inside, too: what they wait for may wait for it. They still let calls
+// inside go first.
 //
 // Thread contract: any thread. No lock is held while a request's `go` is called.
 class PeerFlow {
@@ -79,6 +86,13 @@ class PeerFlow {
     if (waiting_.load() != 0) pump();
     return false;
   }
+  // Whether a request inside that is made now has to begin after one that waits. One of the program
+  // waits for all of them in any case.
+  [[nodiscard]] bool waits_behind(const Precedence& precedence) const STITCH_EXCLUDES(mutex_);
+  // Whether any request waits. Those that the same thread has made before are known here.
+  [[nodiscard]] bool any_wait() const noexcept {
+    return waiting_.load(std::memory_order_relaxed) != 0;
+  }
   // Its answer has come, or never will.
   void end(const Size& size) noexcept STITCH_EXCLUDES(mutex_) {
     used_.fetch_sub(packed(size));
@@ -91,11 +105,13 @@ class PeerFlow {
   }
 
   // A request that waits. `go()` sends it once it is counted as begun, unless it is not wanted any
-  // more: then it returns false. Destroyed without a call when it is dropped. `id`: its place.
+  // more: then it returns false. Destroyed without a call when it is dropped. `id`, not 0: its
+  // place.
   struct Waiting {
     Size size;
     std::uint64_t id = 0;
     base::UniqueFunction<bool()> go;
+    Precedence precedence{};
   };
   enum class Kept : std::uint8_t { waits, late, unwanted, full };
   // Keeps a request until it can begin. Where bytes for that are missing, waits for them on this
@@ -218,7 +234,8 @@ class PeerFlow {
   [[nodiscard]] static std::uint64_t packed(const Size& size) noexcept {
     return packed(size.cost());
   }
-  // Requests inside that wait, in units of this, and others that do, or threads.
+  // Requests inside in queues_, in units of this, and others that are there, or threads. What is in
+  // followers_ follows one of those.
   static constexpr std::uint64_t kInside = std::uint64_t{1} << 32;
   [[nodiscard]] bool waits_before(const Size& size) const noexcept {
     const auto waiting = waiting_.load(std::memory_order_relaxed);
@@ -241,10 +258,33 @@ class PeerFlow {
   void pump_replies() noexcept STITCH_EXCLUDES(mutex_);
   [[nodiscard]] bool take_frame(std::size_t bytes) noexcept;
   void pump_frames() noexcept STITCH_EXCLUDES(mutex_);
-  using Queue = std::map<std::uint64_t, Waiting>;
+  // In which queue a request waits, and by which limits it begins.
+  enum class Rank : std::uint8_t {
+    program,
+    lifted,  // of the program, and one inside follows it
+    inside,
+  };
+  static constexpr std::size_t kRanks = 3;
+  struct Entry {
+    Entry(Waiting&& made, Rank of) noexcept : request(std::move(made)), rank(of) {}
+    // As its rank has it.
+    [[nodiscard]] Size size() const noexcept { return {request.size.bytes, rank != Rank::program}; }
+    Waiting request;
+    Rank rank;
+    Entry* next = nullptr;  // in the list of lift()
+  };
+  using Queue = std::map<std::uint64_t, Entry>;
   [[nodiscard]] std::optional<Waiting> next() STITCH_REQUIRES(mutex_);
-  [[nodiscard]] std::optional<Waiting> next_of(Queue (&queues)[2]) STITCH_REQUIRES(mutex_);
+  [[nodiscard]] std::optional<Waiting> next_of(Rank rank) STITCH_REQUIRES(mutex_);
   [[nodiscard]] Waiting extract(Queue& queue, Queue::iterator at) STITCH_REQUIRES(mutex_);
+  [[nodiscard]] Queue& queue_of(const Entry& kept) STITCH_REQUIRES(mutex_) {
+    return queues_[static_cast<std::size_t>(kept.rank)][kept.request.size.small()];
+  }
+  static std::uint64_t units(const Size& size) noexcept { return size.inside ? kInside : 1; }
+  void keep(Waiting& request) STITCH_REQUIRES(mutex_);
+  void lift(Entry& follower) noexcept STITCH_REQUIRES(mutex_);
+  Entry* lift_one(std::uint64_t id) noexcept STITCH_REQUIRES(mutex_);
+  void let_follow(std::uint64_t id, const Precedence& precedence) noexcept STITCH_REQUIRES(mutex_);
   [[nodiscard]] std::uint64_t outstanding_calls() const STITCH_REQUIRES(mutex_) {
     return one_way_calls_ - returned_.calls;
   }
@@ -269,7 +309,9 @@ class PeerFlow {
 
   mutable base::Mutex mutex_;
   base::CondVar room_;
-  Queue queues_[2][2] STITCH_GUARDED_BY(mutex_);  // inside, small
+  Queue queues_[kRanks][2] STITCH_GUARDED_BY(mutex_);  // by rank, small
+  Queue followers_ STITCH_GUARDED_BY(mutex_);          // until what they follow has begun
+  BeginOrder order_ STITCH_GUARDED_BY(mutex_);         // of all these, and of the one in pump()
   std::size_t waiting_bytes_[2] STITCH_GUARDED_BY(mutex_){};
   std::list<base::UniqueFunction<void()>> parked_ STITCH_GUARDED_BY(mutex_);
   std::list<WaitingReply> replies_ STITCH_GUARDED_BY(mutex_);

@@ -17,6 +17,7 @@
 namespace stitch::rpc {
 
 class ArrivedMemory;
+struct Precedence;
 
 // What a layer above attaches to a message: to an outgoing one between encoding and sending, to an
 // incoming one until its handling is complete (its handler has replied, its arguments are
@@ -24,6 +25,12 @@ class ArrivedMemory;
 class Attachment {
  public:
   virtual ~Attachment() = default;
+  // Outgoing requests only, after on_send() and before the request begins: adds what is to begin
+  // before it and after it, if one of them has to wait.
+  virtual void add_precedence(Precedence& precedence) const {}
+  // Outgoing requests only: nothing keeps the request from being sent any more. May write into its
+  // frame what on_send() has left open. At most once, before on_sent().
+  virtual void on_begin(base::Bytes& frame) noexcept {}
   // Outgoing only: the message was handed to the transport (nullopt) or never will be.
   // Called exactly once after on_send(), also when another extension or a limit refused the
   // message, and before its call fails. Must not throw.
@@ -44,6 +51,12 @@ class DepartingAttachments {
   DepartingAttachments(DepartingAttachments&&) noexcept = default;
   DepartingAttachments& operator=(DepartingAttachments&&) = delete;
   ~DepartingAttachments();
+  // What add_precedence() of each says.
+  [[nodiscard]] Precedence precedence() const;
+  // Calls on_begin() of each.
+  void begin(base::Bytes& frame) noexcept {
+    for (const auto& each : attachments_) each->on_begin(frame);
+  }
   void tell(const std::optional<Error>& error) noexcept;
   [[nodiscard]] bool empty() const noexcept { return attachments_.empty(); }
 

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "stitch/rpc/agent/peer_flow.h"
@@ -10,14 +11,17 @@ namespace peer_flow_test {
 namespace {
 
 using stitch::rpc::PeerFlow;
+using stitch::rpc::Precedence;
 using Time = PeerFlow::Clock::time_point;
 
 bool keep(PeerFlow& flow, std::uint64_t id, const PeerFlow::Size& size,
-          std::vector<std::uint64_t>& begun) {
-  PeerFlow::Waiting request{size, id, [&begun, id] {
+          std::vector<std::uint64_t>& begun, Precedence precedence = {}) {
+  PeerFlow::Waiting request{size, id,
+                            [&begun, id] {
                               begun.push_back(id);
                               return true;
-                            }};
+                            },
+                            std::move(precedence)};
   return flow.wait(request, Time::max(), [] { return true; }) == PeerFlow::Kept::waits;
 }
 
@@ -109,6 +113,84 @@ TEST(PeerFlow, SmallOnesDoNotWaitForLargeOnesToBeWritten) {
   EXPECT_EQ(begun, (std::vector<std::uint64_t>{2}));
   flow.written(large);
   EXPECT_EQ(begun, (std::vector<std::uint64_t>{2, 1}));
+}
+
+// ---- requests that follow others
+
+Precedence in_one_order() { return {{7}, {7}}; }
+
+// If it began, it would wait at the peer for the other one, and keep the room that this needs.
+TEST(PeerFlow, ARequestThatFollowsAnotherDoesNotBeginBeforeIt) {
+  PeerFlow flow({1 << 20, 100});
+  const PeerFlow::Size first{500 << 10, false}, large{600 << 10, false};
+  const PeerFlow::Size small{100, false}, inside{100, true};
+  EXPECT_TRUE(flow.try_begin(first));
+  std::vector<std::uint64_t> begun;
+  EXPECT_TRUE(keep(flow, 1, large, begun, in_one_order()));
+  EXPECT_TRUE(flow.waits_behind(in_one_order()));
+  EXPECT_FALSE(flow.waits_behind({{}, {8}}));
+  EXPECT_TRUE(keep(flow, 2, inside, begun, in_one_order()));
+  EXPECT_TRUE(keep(flow, 3, small, begun, in_one_order()));
+  EXPECT_TRUE(flow.try_begin(inside)) << "one in another order";
+  EXPECT_EQ(flow.numbers().waiting, 3U);
+  EXPECT_TRUE(begun.empty());
+  flow.end(first);
+  EXPECT_EQ(begun, (std::vector<std::uint64_t>{1, 2}));
+  flow.end(large);
+  EXPECT_EQ(begun, (std::vector<std::uint64_t>{1, 2, 3}));
+  EXPECT_FALSE(flow.waits_behind(in_one_order()));
+  EXPECT_EQ(flow.numbers().waiting, 0U);
+  EXPECT_EQ(flow.numbers().waiting_bytes, 0U);
+}
+
+// What has the room may wait for the one inside.
+TEST(PeerFlow, WhatAHandlersRequestFollowsBeginsByTheLimitsOfHandlers) {
+  PeerFlow flow({1 << 20, 100});
+  const PeerFlow::Size large{300 << 10, false}, small{100, false}, inside{100, true};
+  EXPECT_TRUE(flow.try_begin(large));
+  std::vector<std::uint64_t> begun;
+  EXPECT_TRUE(keep(flow, 1, large, begun));
+  EXPECT_TRUE(keep(flow, 2, large, begun, {{8}, {}}));
+  EXPECT_TRUE(keep(flow, 3, small, begun, {{7}, {7, 8}}));
+  EXPECT_TRUE(begun.empty());
+  EXPECT_TRUE(keep(flow, 4, inside, begun, in_one_order()));
+  EXPECT_EQ(begun, (std::vector<std::uint64_t>{2, 3, 4})) << "also what that follows";
+  flow.end(large);
+  EXPECT_EQ(begun.size(), 3U) << "no other one of the program";
+  flow.end(large);
+  EXPECT_EQ(begun, (std::vector<std::uint64_t>{2, 3, 4, 1}));
+}
+
+TEST(PeerFlow, ASmallRequestDoesNotPassALargeOneThatItFollows) {
+  PeerFlow flow({std::size_t{1} << 30, 100});
+  const PeerFlow::Size large{8 << 20, false}, small{100, false};
+  EXPECT_TRUE(flow.try_begin(large));
+  std::vector<std::uint64_t> begun;
+  EXPECT_TRUE(keep(flow, 1, large, begun, in_one_order()));
+  EXPECT_TRUE(keep(flow, 2, small, begun, in_one_order()));
+  EXPECT_TRUE(keep(flow, 3, small, begun));
+  EXPECT_EQ(begun, (std::vector<std::uint64_t>{3}));
+  flow.written(large);
+  EXPECT_EQ(begun, (std::vector<std::uint64_t>{3, 1, 2}));
+}
+
+TEST(PeerFlow, WhatIsDroppedHoldsUpNothingThatFollowsIt) {
+  PeerFlow flow({1 << 20, 1});
+  const PeerFlow::Size size{100, false};
+  EXPECT_TRUE(flow.try_begin(size));
+  std::vector<std::uint64_t> begun;
+  for (std::uint64_t id = 1; id <= 6; ++id)
+    EXPECT_TRUE(keep(flow, id, size, begun, in_one_order()));
+  flow.drop(2);
+  EXPECT_EQ(flow.numbers().waiting, 5U);
+  flow.drop(1);
+  flow.end(size);
+  EXPECT_EQ(begun, (std::vector<std::uint64_t>{3}));
+  flow.end(size);
+  EXPECT_EQ(begun, (std::vector<std::uint64_t>{3, 4}));
+  flow.give_up();
+  EXPECT_EQ(begun, (std::vector<std::uint64_t>{3, 4, 5, 6}));
+  EXPECT_EQ(flow.numbers().waiting_bytes, 0U);
 }
 
 TEST(PeerFlow, RoomOfOneWayRequestsIsGivenBackOnce) {

@@ -197,7 +197,7 @@ TEST(OrderedHandles, WhatFailsIsRefusedOrCancelledHoldsUpNothingBehindIt) {
   EXPECT_NO_ORDERED_CALLS(cluster);
 }
 
-TEST(OrderedHandles, ARequestRefusedWhenItHasItsNumberHoldsUpNothing) {
+TEST(OrderedHandles, ARequestRefusedWhenItIsLaidOutHoldsUpNothing) {
   constexpr std::size_t kLimit = 1 << 20;
   Cluster cluster(2, [](Options& options) { options.max_frame_bytes = kLimit; });
   {
@@ -213,6 +213,68 @@ TEST(OrderedHandles, ARequestRefusedWhenItHasItsNumberHoldsUpNothing) {
     EXPECT_GT(refused, 0);
     EXPECT_GT(sent, 0);
     EXPECT_EQ(diary.rpc_sync<&Diary::notes>().size(), 50u + static_cast<std::size_t>(sent));
+  }
+  EXPECT_NO_ORDERED_CALLS(cluster);
+}
+
+// A call that begins before the one that it waits for at the owner has the room that this needs.
+TEST(OrderedHandles, ACallOfAContinuationBeginsAfterALargeOneOfTheProgramThatWaitsForRoom) {
+  gate.close();
+  Cluster cluster(2, [](Options& options) {
+    options.num_threads = 4;
+    options.max_inflight_bytes = 4 << 20;
+    options.rpc_timeout = 20s;
+  });
+  {
+    const auto diary = remote<Diary>("worker1").ordered();
+    diary.when_created().get();
+    const auto under_way = rpc_async<&beyond_the_gate>("worker1", 5);
+    // More than half of the limit: the program's calls of that size go alone.
+    const auto large =
+        diary.rpc_async<&Diary::note_text>(0, std::string(std::size_t{5} << 19, 'x'));
+    EXPECT_EQ(cluster[0].debug_info().at("rpc.calls_waiting"), 1);
+    const auto small = rpc_async<&echo>("worker0", 1).then([diary](int number) {
+      return diary.rpc_async<&Diary::note>(number);
+    });
+    EXPECT_TRUE(small.wait_for(5s)) << "what is under way may wait for it";
+    gate.open();
+    EXPECT_EQ(large.get(), 0);
+    EXPECT_EQ(small.get(), 1);
+    EXPECT_EQ(under_way.get(), 5);
+    EXPECT_EQ(diary.rpc_sync<&Diary::notes>(), up_to(2));
+  }
+  EXPECT_NO_ORDERED_CALLS(cluster);
+}
+
+TEST(OrderedHandles, CallsThatWaitForRoomRunInTheOrderInWhichTheyWereMade) {
+  Cluster cluster(2, [](Options& options) {
+    options.num_threads = 4;
+    options.max_inflight_bytes = 256 << 10;
+    options.rpc_timeout = 20s;
+  });
+  {
+    const auto diary = remote<Diary>("worker1").ordered();
+    std::vector<Future<int>> calls;
+    int made = 0;
+    // Of the program and of a continuation in turn, some small and some above half of the limit.
+    const auto make = [&] {
+      for (int i = 0; i < 50; ++i, ++made) {
+        const std::size_t bytes = made % 7 == 0 ? 150 << 10 : made % 3 == 0 ? 40 << 10 : 10;
+        calls.push_back(diary.rpc_async<&Diary::note_text>(made, std::string(bytes, 'x')));
+      }
+    };
+    for (int i = 0; i < 2; ++i) {
+      make();
+      rpc_async<&echo>("worker0", 1)
+          .then([&](int) {
+            for (int each = 0; each < 3; ++each, ++made)
+              calls.push_back(diary.rpc_async<&Diary::note>(made));
+          })
+          .get();
+    }
+    for (int i = 0; i < made; ++i) EXPECT_EQ(calls[static_cast<std::size_t>(i)].get(), i);
+    EXPECT_EQ(diary.rpc_sync<&Diary::notes>(), up_to(made));
+    EXPECT_FALSE(diary.rpc_sync<&Diary::overlapped>());
   }
   EXPECT_NO_ORDERED_CALLS(cluster);
 }

@@ -80,7 +80,7 @@ FrameBuilder::FrameBuilder(std::uint16_t kind) : kind_(kind) { frame_.resize(kHe
 
 void FrameBuilder::end_body() { body_bytes_ = frame_.size() - kHeaderBytes; }
 
-void FrameBuilder::add_section(std::uint16_t kind, std::span<const std::byte> bytes) {
+std::size_t FrameBuilder::add_section(std::uint16_t kind, std::span<const std::byte> bytes) {
   const std::size_t offset = frame_.size();
   if (outside(offset, bytes.size(), kMaxFrameBytes)) {
     throw Error(ErrorCode::out_of_range, "section of " + std::to_string(bytes.size()) +
@@ -90,6 +90,7 @@ void FrameBuilder::add_section(std::uint16_t kind, std::span<const std::byte> by
   frame_.append(bytes.data(), bytes.size());
   sections_.push_back(SectionEntry{kind, static_cast<std::uint32_t>(offset),
                                    static_cast<std::uint32_t>(bytes.size())});
+  return offset;
 }
 
 std::uint32_t FrameBuilder::add_buffer(Buffer buffer) {

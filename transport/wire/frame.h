@@ -41,9 +41,9 @@ class FrameBuilder {
   void set_inline_bytes(std::size_t bytes) noexcept { inline_bytes_ = bytes; }
   [[nodiscard]] std::size_t inline_bytes() const noexcept { return inline_bytes_; }
 
-  // Attaches a section. REQUIRES: end_body(). Section kinds are defined by the layers above;
-  // readers skip unknown ones.
-  void add_section(std::uint16_t kind, std::span<const std::byte> bytes);
+  // Attaches a section; returns where its bytes are in the frame. REQUIRES: end_body(). Section
+  // kinds are defined by the layers above; readers skip unknown ones.
+  std::size_t add_section(std::uint16_t kind, std::span<const std::byte> bytes);
   // Attaches a buffer and returns its index: copied into the frame when it is small and on the CPU,
   // else shared until sent. REQUIRES: end_body().
   std::uint32_t add_buffer(Buffer buffer);
