@@ -8,6 +8,7 @@
 #include "stitch/dist_autograd/control_frames.h"
 #include "stitch/dist_autograd/ended_context.h"
 #include "stitch/dist_autograd/pass.h"
+#include "stitch/rpc/agent/send_reliably.h"
 #include "stitch/rpc/message/archive.h"
 #include "stitch/rpc/message/frame_kinds.h"
 
@@ -122,7 +123,7 @@ void ContextRelease::hold_contexts_told_by(const WorkerInfo& lost) {
 void ContextRelease::hold(WorkerId home, std::uint64_t epoch, std::vector<std::uint64_t> contexts) {
   const WorkerInfo& present = agent_.peers().find(home);
   if (present.epoch != epoch) return;  // they have ended with the life of their home
-  send_reliably(agent_, present, [held = wire::Hold{epoch, std::move(contexts)}] {
+  rpc::send_reliably(agent_, present, [held = wire::Hold{epoch, std::move(contexts)}] {
     rpc::OutMessage out(wire::kHold);
     rpc::OutArchive archive(out);
     archive(held);
@@ -140,7 +141,7 @@ void ContextRelease::release(const std::vector<WorkerInfo>& peers,
   for (const WorkerInfo& peer : peers) {
     if (peer.id == agent_.self().id) continue;
     base::patiently([&] {
-      send_reliably(agent_, peer, [release_of] {
+      rpc::send_reliably(agent_, peer, [release_of] {
         rpc::OutMessage out(wire::kRelease);
         rpc::OutArchive archive(out);
         archive(release_of);

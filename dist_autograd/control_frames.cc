@@ -1,10 +1,9 @@
 #include "stitch/dist_autograd/control_frames.h"
 
 #include <algorithm>
-#include <chrono>
 #include <string>
-#include <utility>
 
+#include "stitch/rpc/agent/send_reliably.h"
 #include "stitch/rpc/message/archive.h"
 #include "stitch/rpc/message/frame_kinds.h"
 
@@ -13,25 +12,8 @@ namespace stitch::dist_autograd {
 namespace {
 
 constexpr std::size_t kMinTextBytes = 256;
-constexpr std::chrono::milliseconds kResendDelay{10};
 
 }  // namespace
-
-// A timer for which there is no memory runs again: it keeps what it needs.
-void send_reliably(rpc::Agent& agent, const WorkerInfo& to,
-                   const std::function<rpc::OutMessage()>& make) {
-  try {
-    agent.send_control(to, make());
-  } catch (...) {
-    // Over the limits: it will never fit.
-    if (to_error(std::current_exception()).code() == ErrorCode::out_of_range) return;
-    if (agent.stopped() || agent.peers().lost(to)) return;
-    agent.loop().call_at(rpc::Clock::now() + kResendDelay,
-                         [weak = agent.weak_from_this(), to, make] {
-                           if (const auto again = weak.lock()) send_reliably(*again, to, make);
-                         });
-  }
-}
 
 void send_abort(rpc::Agent& agent, const WorkerInfo& to, const wire::PassHeader& header,
                 const Error& error) {
@@ -42,7 +24,7 @@ void send_abort(rpc::Agent& agent, const WorkerInfo& to, const wire::PassHeader&
                                                     .with_worker(error.worker())
                                                     .with_function(error.function())
                                                     .with_remote(error.remote());
-  send_reliably(agent, to, [header, sendable] {
+  rpc::send_reliably(agent, to, [header, sendable] {
     rpc::OutMessage out(wire::kAbort);
     rpc::OutArchive archive(out);
     archive(header, sendable);

@@ -1,18 +1,13 @@
 #pragma once
 
-#include <functional>
+#include <cstdint>
 
 #include "stitch/dist_autograd/messages.h"
 #include "stitch/rpc/agent/agent.h"
 
 namespace stitch::dist_autograd {
 
-// Control frames that are sent once and on which other workers rely. Thread contract: any thread.
-
-// Sends what `make` makes. A control frame arrives, or its peer is lost and both sides are told;
-// only a lack of memory can keep it from being made. Then `make` is called again, after a delay.
-void send_reliably(rpc::Agent& agent, const WorkerInfo& to,
-                   const std::function<rpc::OutMessage()>& make);
+// What control frames have in common. Thread contract: any thread.
 
 // ABORT: the pass of `header` and its context have failed with `error`. A text that would not fit a
 // frame is cut.

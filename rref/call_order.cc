@@ -1,8 +1,11 @@
 #include "stitch/rref/call_order.h"
 
+#include <exception>
 #include <utility>
 
 #include "stitch/base/byte_io.h"
+#include "stitch/base/patience.h"
+#include "stitch/rpc/agent/send_reliably.h"
 #include "stitch/rpc/message/frame_kinds.h"
 #include "stitch/rref/frame_kinds.h"
 #include "stitch/rref/rref_agent.h"
@@ -22,15 +25,18 @@ void CallOrder::tell(bool end, std::uint64_t number) const noexcept {
   try {
     const auto alive = rrefs_->agent();
     if (!alive || alive->forked()) return;  // the order is the parent's
-    rpc::OutMessage message(wire::kOrderFrame);
-    base::ByteWriter out(message.frame.body());
-    out.write(stream_);
-    out.write(static_cast<std::uint8_t>(end ? 1 : 0));
-    out.write(number);
-    alive->send_control(owner_, std::move(message));
+    base::patiently([&] {
+      rpc::send_reliably(*alive, owner_, [stream = stream_, end, number] {
+        rpc::OutMessage message(wire::kOrderFrame);
+        base::ByteWriter out(message.frame.body());
+        out.write(stream);
+        out.write(static_cast<std::uint8_t>(end ? 1 : 0));
+        out.write(number);
+        return message;
+      });
+    });
   } catch (const std::exception&) {
-    // The owner is lost, and with it all that waits there; or there is no memory: what waits for
-    // this number ends at its deadline.
+    // No memory even to try again later: what waits for this number ends at its deadline.
   }
 }
 

@@ -148,7 +148,10 @@ std::unique_ptr<IncomingRefs> IncomingRefs::read(const std::shared_ptr<RRefAgent
   base::patiently([&] { refs->ids_.reserve(arrived.size()); });
   for (const CarriedRef& each : arrived) receiver->lifetime().check(each.id);
   // Everything is read and valid; nothing has been changed before this point.
-  if (place) refs->order_ = receiver->ordered_calls().arrive(refs->sender_, *place);
+  if (place) {
+    refs->order_ =
+        base::patiently([&] { return receiver->ordered_calls().arrive(refs->sender_, *place); });
+  }
   for (CarriedRef& each : arrived) {
     std::optional<Error> lost;
     const bool known = receiver->knows_owner(each.id.owner);

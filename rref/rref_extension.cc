@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "stitch/base/deadline.h"
+#include "stitch/base/patience.h"
 #include "stitch/rpc/agent/agent.h"
 #include "stitch/rpc/message/frame_kinds.h"
 #include "stitch/rref/carried_refs.h"
@@ -29,8 +30,11 @@ class RRefExtension final : public rpc::Extension {
                             });
     agent.set_frame_handler(
         wire::kOrderFrame, [weak = std::weak_ptr(rrefs)](rpc::InMessage message) {
-          if (const auto alive = weak.lock())
+          const auto alive = weak.lock();
+          if (!alive) return;
+          base::patiently([&] {  // it is not sent again
             alive->ordered_calls().on_frame(life_of(message.from), message.view.body());
+          });
         });
     agent.set_frame_handler(wire::kCreatedFrame,
                             [weak = std::weak_ptr(rrefs)](rpc::InMessage message) {

@@ -100,6 +100,7 @@ std::string left_behind(Cluster& cluster) {
                                        "rref.ledger_unsent",
                                        "rref.pins",
                                        "rref.ordered_calls_waiting",
+                                       "rref.ordered_handles",
                                        "dist_autograd.passes",
                                        "dist_autograd.contexts",
                                        "dist_autograd.links",
@@ -312,6 +313,15 @@ const Case kCases[] = {
        const auto copy = counter;
        require(counter.rpc_sync<&Counter::add>(2) == 3, "wrong result");
        require(copy.remote<&Counter::add>(1).to_here() == 4, "wrong result");
+     },
+     kWithLedgers},
+    {"OrderedCalls",
+     [] {
+       const auto counter = remote<Counter>("worker1", 0).ordered();
+       const auto first = counter.rpc_async<&Counter::add>(1);
+       const auto second = counter.rpc_async<&Counter::add>(2);
+       const int sum = second.get();  // with whatever outcome of the first
+       require(first.get() == 1 && sum == 3, "wrong result");
      },
      kWithLedgers},
     {"DroppedReferences", [] { static_cast<void>(remote<Counter>("worker1", 1)); }, kWithLedgers},
