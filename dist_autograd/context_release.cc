@@ -1,7 +1,9 @@
 #include "stitch/dist_autograd/context_release.h"
 
 #include <algorithm>
+#include <chrono>
 #include <map>
+#include <new>
 #include <utility>
 
 #include "stitch/base/patience.h"
@@ -17,6 +19,7 @@ namespace stitch::dist_autograd {
 namespace {
 
 constexpr std::size_t kMaxHeldPerFrame = 512;
+constexpr std::chrono::milliseconds kRepeatDelay{10};
 
 }  // namespace
 
@@ -97,8 +100,25 @@ void ContextRelease::on_hold(const WorkerInfo& from, const wire::Hold& hold) {
 }
 
 void ContextRelease::end_contexts_of(const WorkerInfo& lost, const Error& error) {
-  for (const auto& context : contexts_.remove_home(lost.id, lost.epoch)) {
-    for (const auto& pass : context->end().passes) pass->abort(error);
+  end_here(base::patiently([&] { return contexts_.remove_home(lost.id, lost.epoch); }), error);
+}
+
+void ContextRelease::end_all(const Error& error) {
+  end_here(base::patiently([&] { return contexts_.remove_all(); }), error);
+}
+
+// Nothing finds these contexts any more: what is not done here would never be done.
+void ContextRelease::end_here(const std::vector<std::shared_ptr<ContextState>>& contexts,
+                              const Error& error) {
+  for (const auto& context : contexts) {
+    auto end = [context, error] {
+      for (const auto& pass : context->end().passes) pass->abort(error);  // that repeats itself
+    };
+    try {
+      base::patiently(end);
+    } catch (const std::bad_alloc&) {
+      agent_.loop().call_at(rpc::Clock::now() + kRepeatDelay, std::move(end));
+    }
   }
 }
 

@@ -29,12 +29,15 @@ class ContextRelease {
   void on_hold(const WorkerInfo& from, const wire::Hold& hold);
   // Ends the contexts whose home was lost; their passes end with `error`.
   void end_contexts_of(const WorkerInfo& lost, const Error& error);
+  // Ends all contexts, for good, likewise.
+  void end_all(const Error& error);
   // Sends HOLD to the homes of the contexts that this worker knows through `lost` only.
   void hold_contexts_told_by(const WorkerInfo& lost);
 
  private:
   // Of a context of this worker that has ended.
   [[nodiscard]] wire::Release release_of_own(const ContextId& id) const;
+  void end_here(const std::vector<std::shared_ptr<ContextState>>& contexts, const Error& error);
   void release(const std::vector<WorkerInfo>& peers, const wire::Release& release_of);
   void hold(WorkerId home, std::uint64_t epoch, std::vector<std::uint64_t> contexts);
 

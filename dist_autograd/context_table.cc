@@ -111,6 +111,7 @@ std::vector<std::shared_ptr<ContextState>> ContextTable::remove_home(WorkerId ho
 std::vector<std::shared_ptr<ContextState>> ContextTable::remove_all() {
   std::vector<std::shared_ptr<ContextState>> removed;
   base::MutexLock lock(mutex_);
+  removed.reserve(contexts_.size());  // before anything is changed
   closed_ = true;
   for (auto& [id, context] : contexts_) removed.push_back(std::move(context));
   contexts_.clear();

@@ -367,13 +367,16 @@ void Engine::spread_failure(const ContextState& context, const wire::PassHeader&
 // ---- the worker
 
 void Engine::on_peer_lost(const WorkerInfo& peer, const Error& reason) {
-  const Error gone(ErrorCode::disconnected, "the home of the context, " + stitch::to_string(peer) +
-                                                ", is gone: " + reason.what());
+  const Error gone = base::patiently([&] {
+    return Error(ErrorCode::disconnected, "the home of the context, " + stitch::to_string(peer) +
+                                              ", is gone: " + reason.what());
+  });
   release_.end_contexts_of(peer, gone);
-  for (const auto& context : contexts_.all()) {
-    for (const auto& pass : context->passes()) pass->on_peer_lost(peer, reason);
+  for (const auto& context : base::patiently([&] { return contexts_.all(); })) {
+    for (const auto& pass : base::patiently([&] { return context->passes(); }))
+      base::patiently([&] { pass->on_peer_lost(peer, reason); });
   }
-  release_.hold_contexts_told_by(peer);
+  base::patiently([&] { release_.hold_contexts_told_by(peer); });  // who hears it twice keeps one
 }
 
 // A life that is over is lost here, too, whether or not there was a connection to it.
@@ -392,12 +395,11 @@ std::size_t Engine::active() {
 }
 
 void Engine::stop() {
-  const Error over =
-      Error(ErrorCode::shutting_down, stitch::to_string(agent_.self()) + " is shutting down")
-          .with_worker(agent_.self().name);
-  for (const auto& context : contexts_.remove_all()) {
-    for (const auto& pass : context->end().passes) pass->abort(over);
-  }
+  const Error over = base::patiently([&] {
+    return Error(ErrorCode::shutting_down, stitch::to_string(agent_.self()) + " is shutting down")
+        .with_worker(agent_.self().name);
+  });
+  release_.end_all(over);
 }
 
 }  // namespace stitch::dist_autograd
