@@ -2,6 +2,7 @@
 
 #include <torch/csrc/autograd/engine.h>
 
+#include <new>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -32,7 +33,7 @@ class LeafTable {
     return !outliving_.contains(key) && claimed_.insert(key).second;
   }
 
-  void release(const at::Tensor& leaf, bool outlives) {
+  void release(const at::Tensor& leaf, bool outlives) noexcept {
     base::MutexLock lock(mutex_);
     claimed_.erase(leaf.unsafeGetTensorImpl());
     if (!outlives) return;
@@ -40,7 +41,11 @@ class LeafTable {
       std::erase_if(outliving_, [](const auto& each) { return each.second.expired(); });
       next_sweep_ = 2 * outliving_.size() + kFirstSweep;
     }
-    outliving_.emplace(leaf.unsafeGetTensorImpl(), leaf.getIntrusivePtr());
+    try {
+      outliving_.emplace(leaf.unsafeGetTensorImpl(), leaf.getIntrusivePtr());
+    } catch (const std::bad_alloc&) {
+      // Then that is found out once more.
+    }
   }
 
  private:
@@ -154,7 +159,13 @@ NestedBackward* NestedBackward::current() noexcept {
 void NestedBackward::finish() {
   std::vector<Borrowed> borrowed;
   borrowed.swap(borrowed_);
-  for (Borrowed& each : borrowed) give_back(each, true);
+  auto each = borrowed.begin();
+  try {
+    for (; each != borrowed.end(); ++each) give_back(*each, true);
+  } catch (...) {  // that one's sum could not be added
+    for (++each; each != borrowed.end(); ++each) give_back(*each, false);
+    throw;
+  }
 }
 
 void NestedBackward::add(AccumulateGrad& leaf, at::Tensor gradient, bool create_graph) {
@@ -179,11 +190,13 @@ void NestedBackward::keep(const at::Tensor& leaf, at::Tensor gradient, bool crea
     if (each.leaf.is_same(leaf)) borrowed = &each;
   }
   if (borrowed == nullptr) {
+    borrowed = &borrowed_.emplace_back();  // before the claim, which must not be lost
     if (!LeafTable::of_this_process().claim(leaf)) {
+      borrowed_.pop_back();
       if (wanted) sink_.store.accumulate(leaf, std::move(gradient));
       return;
     }
-    borrowed = &borrowed_.emplace_back(Borrowed{leaf, leaf.grad(), {}, create_graph});
+    *borrowed = Borrowed{leaf, leaf.grad(), {}, create_graph};
   }
   borrowed->create_graph |= create_graph;
   if (wanted) accumulate(borrowed->sum, at::Tensor(gradient));
@@ -191,7 +204,9 @@ void NestedBackward::keep(const at::Tensor& leaf, at::Tensor gradient, bool crea
   accumulate(leaf.mutable_grad(), std::move(gradient));
 }
 
+// Throws only when the sum cannot be added; everything is given back by then.
 void NestedBackward::give_back(Borrowed& borrowed, bool keep_sum) {
+  if (!borrowed.leaf.defined()) return;  // there was no memory to claim it
   // Nothing else refers to a leaf that the node made for itself.
   const bool outlives = borrowed.leaf.use_count() > 1;
   if (outlives) borrowed.leaf.mutable_grad() = std::move(borrowed.grad_before);

@@ -15,6 +15,7 @@
 #include "stitch/dist_autograd/context.h"
 #include "stitch/dist_autograd/context_table.h"
 #include "stitch/dist_autograd/engine.h"
+#include "stitch/dist_autograd/executor/nested_backward.h"
 #include "stitch/rpc/agent/agent.h"
 #include "stitch/rpc/worker.h"
 #include "tests/support/cluster.h"
@@ -97,6 +98,30 @@ TEST(ContextTables, GiveAllContextsAwayWhereMemoryFailsOnce) {
     if (removed.empty()) removed = table.remove_all();
     ASSERT_EQ(removed.size(), kContexts) << "allocation " << first;
     for (const auto& each : removed) ASSERT_NE(each, nullptr) << "allocation " << first;
+  }
+}
+
+TEST(NestedBackwards, GiveBackGradOfEveryLeafWhereMemoryFailsOnce) {
+  for (std::int64_t first = 1, failed = 1; failed != 0; ++first) {
+    ASSERT_LT(first, 1'000);
+    const at::Tensor p = at::ones({3}, at::kDouble).requires_grad_();
+    const at::Tensor q = at::full({3}, 2.0, at::kDouble).requires_grad_();
+    {
+      dist_autograd::GradientStore store;
+      dist_autograd::NestedBackward nested(dist_autograd::GradientSink{store});
+      (p * q).sum().backward();
+      ASSERT_TRUE(p.grad().defined());
+      ASSERT_TRUE(q.grad().defined());
+      FailingMemory::begin(first);
+      try {
+        nested.finish();
+      } catch (const std::exception&) {
+        // The pass fails.
+      }
+      failed = FailingMemory::end();
+    }
+    EXPECT_FALSE(p.grad().defined()) << "allocation " << first;
+    EXPECT_FALSE(q.grad().defined()) << "allocation " << first;
   }
 }
 
