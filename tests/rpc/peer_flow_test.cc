@@ -122,11 +122,12 @@ Precedence in_one_order() { return {{7}, {7}}; }
 // If it began, it would wait at the peer for the other one, and keep the room that this needs.
 TEST(PeerFlow, ARequestThatFollowsAnotherDoesNotBeginBeforeIt) {
   PeerFlow flow({1 << 20, 100});
-  const PeerFlow::Size first{500 << 10, false}, large{600 << 10, false};
+  const PeerFlow::Size first{500 << 10, false}, large{500 << 10, false};
   const PeerFlow::Size small{100, false}, inside{100, true};
   EXPECT_TRUE(flow.try_begin(first));
   std::vector<std::uint64_t> begun;
   EXPECT_TRUE(keep(flow, 1, large, begun, in_one_order()));
+  EXPECT_TRUE(flow.try_begin({100 << 10, true})) << "else 1 would have room once 2 follows it";
   EXPECT_TRUE(flow.waits_behind(in_one_order()));
   EXPECT_FALSE(flow.waits_behind({{}, {8}}));
   EXPECT_TRUE(keep(flow, 2, inside, begun, in_one_order()));

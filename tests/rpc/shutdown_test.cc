@@ -530,7 +530,7 @@ class StallingStore : public stitch::transport::Store {
 };
 
 // The keeper of the world's record cannot take it away, alone in its world and with another.
-TEST(Shutdown, EndsASecondAfterItsLimitWhereTheStoreDoesNotAnswer) {
+TEST(ShutdownOfAKeeper, EndsASecondAfterItsLimitWhereTheStoreDoesNotAnswer) {
   for (const bool elastic : {false, true}) {
     const auto store = std::make_shared<StallingStore>();
     const auto start = [&](int rank) {
