@@ -126,6 +126,27 @@ void ContextState::close_pass(PassId id) {
   lock.unlock();
 }
 
+wire::OlderPasses ContextState::older_passes(PassId id) const {
+  base::MutexLock lock(mutex_);
+  const auto past = past_passes_.find({id.root, id.epoch});
+  const auto open_in = [&](const rref::IntervalSet& ended) {
+    return ended.missing(kFirstPass, id.counter, wire::OlderPasses::kMaxOpen);
+  };
+  return {past == past_passes_.end() ? open_in({}) : open_in(past->second)};
+}
+
+void ContextState::close_older_passes(PassId id, const wire::OlderPasses& older) {
+  base::MutexLock lock(mutex_);
+  rref::IntervalSet& past = past_passes_[{id.root, id.epoch}];
+  std::uint64_t first =
+      older.open.size() < wire::OlderPasses::kMaxOpen ? kFirstPass : older.open.front();
+  for (const std::uint64_t open : older.open) {
+    if (first < open) past.insert_run(first, open - 1);
+    first = open + 1;
+  }
+  if (first < id.counter) past.insert_run(first, id.counter - 1);
+}
+
 std::vector<std::shared_ptr<Pass>> ContextState::passes() const {
   base::MutexLock lock(mutex_);
   std::vector<std::shared_ptr<Pass>> all;

@@ -19,6 +19,7 @@
 #include "stitch/dist_autograd/graph/gradient_store.h"
 #include "stitch/dist_autograd/graph/ids.h"
 #include "stitch/dist_autograd/graph/send_node.h"
+#include "stitch/dist_autograd/messages.h"
 #include "stitch/rref/lifetime/interval_set.h"
 
 namespace stitch::dist_autograd {
@@ -76,7 +77,8 @@ class ContextState {
   bool add_teller(WorkerId worker, std::uint64_t epoch) STITCH_EXCLUDES(mutex_);
   [[nodiscard]] bool told_by(WorkerId worker, std::uint64_t epoch) const STITCH_EXCLUDES(mutex_);
 
-  // The number of a new pass that this worker starts.
+  // The number of a new pass that this worker starts. It counts as open until close_pass(), which
+  // is called also when no pass could be made.
   [[nodiscard]] std::uint64_t next_pass() STITCH_EXCLUDES(mutex_);
   // The pass of that id; made by `make` when it is new. Null when that pass has ended here. Throws
   // as throw_if_unusable() instead of making one.
@@ -86,6 +88,12 @@ class ContextState {
   [[nodiscard]] std::shared_ptr<Pass> find_pass(PassId id) const STITCH_EXCLUDES(mutex_);
   // The pass has ended here: later messages for it are ignored.
   void close_pass(PassId id) STITCH_EXCLUDES(mutex_);
+  // What the root of `id` says about the passes that it began before that one. REQUIRES: this
+  // worker is the root.
+  [[nodiscard]] wire::OlderPasses older_passes(PassId id) const STITCH_EXCLUDES(mutex_);
+  // The root of `id` has said so: those that have ended there and are not open here will not be
+  // opened. REQUIRES: older.valid_before(id.counter).
+  void close_older_passes(PassId id, const wire::OlderPasses& older) STITCH_EXCLUDES(mutex_);
   [[nodiscard]] std::vector<std::shared_ptr<Pass>> passes() const STITCH_EXCLUDES(mutex_);
   // The pass that ended here last, without an error.
   void set_last_pass(PassSummary summary) STITCH_EXCLUDES(mutex_);
@@ -131,10 +139,12 @@ class ContextState {
   std::size_t gradient_links_ STITCH_GUARDED_BY(mutex_) = 0;
   std::unordered_map<WorkerId, WorkerInfo> peers_ STITCH_GUARDED_BY(mutex_);
   std::vector<Life> tellers_ STITCH_GUARDED_BY(mutex_);
-  std::uint64_t next_pass_ STITCH_GUARDED_BY(mutex_) = 1;
+  static constexpr std::uint64_t kFirstPass = 1;
+  std::uint64_t next_pass_ STITCH_GUARDED_BY(mutex_) = kFirstPass;
   std::unordered_map<PassId, std::shared_ptr<Pass>> passes_ STITCH_GUARDED_BY(mutex_);
   std::optional<PassSummary> last_pass_ STITCH_GUARDED_BY(mutex_);
-  // By root. From the reserve where there is no other memory: a pass must be able to end.
+  // By root, whose passes that are open there are the gaps. From the reserve where there is no
+  // other memory: a pass must be able to end.
   std::map<Life, rref::IntervalSet, std::less<>,
            base::ReservedAllocator<std::pair<const Life, rref::IntervalSet>>>
       past_passes_ STITCH_GUARDED_BY(mutex_);

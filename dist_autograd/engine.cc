@@ -89,13 +89,20 @@ Engine::NewPass Engine::make_pass(const std::shared_ptr<ContextState>& context,
       std::min(rpc::ExecutionContext::current().deadline, base::deadline_or_none(options.timeout));
 
   const PassId id{agent_.self().id, agent_.self().epoch, context->next_pass()};
-  auto pass = std::make_shared<Pass>(*this, agent_.shared_from_this(), context, id, settings,
-                                     std::move(at_settled));
-  std::vector<Edge> edges;
-  edges.reserve(roots.size());
-  for (const at::Tensor& root : roots) edges.push_back(torch::autograd::impl::gradient_edge(root));
-  pass->prepare(std::move(edges), leaf_set(options.inputs));
-  static_cast<void>(context->open_pass(id, [&] { return pass; }));
+  std::shared_ptr<Pass> pass;
+  try {
+    pass = std::make_shared<Pass>(*this, agent_.shared_from_this(), context, id, settings,
+                                  std::move(at_settled));
+    std::vector<Edge> edges;
+    edges.reserve(roots.size());
+    for (const at::Tensor& root : roots)
+      edges.push_back(torch::autograd::impl::gradient_edge(root));
+    pass->prepare(std::move(edges), leaf_set(options.inputs));
+    static_cast<void>(context->open_pass(id, [&] { return pass; }));
+  } catch (...) {
+    context->close_pass(id);  // else its number would count as open
+    throw;
+  }
   agent_.events().record("pass begun", agent_.self().id.value(), agent_.self().epoch, id.counter);
   return {std::move(pass), std::move(gradients), deadline};
 }
@@ -222,21 +229,28 @@ void Engine::handle(std::uint16_t kind, const wire::PassHeader& header,
       }
       return;
     }
-    case wire::kQuiet:
+    case wire::kQuiet: {
+      wire::OlderPasses older;
+      archive(older);
       archive.expect_end();
       if (pass && pass->may_take_long()) {
-        serve(CollectedWork::collects(header), [pass, from = message.from] {
-          CollectedWork slices(*pass);
-          pass->on_quiet(from);
-        });
+        serve(CollectedWork::collects(header),
+              [pass, from = message.from, older = std::move(older)] {
+                CollectedWork slices(*pass);
+                pass->on_quiet(from, older);
+              });
       } else if (pass) {
-        pass->on_quiet(message.from);
+        pass->on_quiet(message.from, older);
       }
       return;
-    case wire::kCloseMarking:
+    }
+    case wire::kCloseMarking: {
+      wire::OlderPasses older;
+      archive(older);
       archive.expect_end();
-      if (pass) pass->on_close_marking(message.from);
+      if (pass) pass->on_close_marking(message.from, older);
       return;
+    }
     case wire::kDone: {
       wire::Done done;
       archive(done);

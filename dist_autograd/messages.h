@@ -1,8 +1,10 @@
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <initializer_list>
 #include <string>
 #include <vector>
@@ -76,6 +78,24 @@ struct Ack {
   void serialize(Archive& archive) {
     archive(count, participants);
     if (!participants.empty()) archive(missing);
+  }
+};
+
+// With QUIET and CLOSE_MARKING, one of which each participant of a pass that succeeds gets from its
+// root: what has become of the passes that the root began before this one, in this context.
+struct OlderPasses {
+  static constexpr std::size_t kMaxOpen = 512;
+  // Those that have not ended, by their counters, ascending; all others have. If there are more
+  // than kMaxOpen, the highest, and nothing is said of those below the first.
+  std::vector<std::uint64_t> open;
+  // Whether it can be said in the pass of that counter.
+  [[nodiscard]] bool valid_before(std::uint64_t counter) const noexcept {
+    return open.size() <= kMaxOpen && (open.empty() || open.back() < counter) &&
+           std::adjacent_find(open.begin(), open.end(), std::greater_equal<>()) == open.end();
+  }
+  template <class Archive>
+  void serialize(Archive& archive) {
+    archive(open);
   }
 };
 

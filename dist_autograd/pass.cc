@@ -64,12 +64,18 @@ void Pass::on_ack(const WorkerInfo& from, const wire::Ack& ack) {
   });
 }
 
-void Pass::on_quiet(const WorkerInfo& from) {
-  guard([&] { apply([&](PassProtocol& protocol) { return protocol.on_quiet(from); }); });
+void Pass::on_quiet(const WorkerInfo& from, const wire::OlderPasses& older) {
+  guard([&] {
+    close_older(from, older);
+    apply([&](PassProtocol& protocol) { return protocol.on_quiet(from); });
+  });
 }
 
-void Pass::on_close_marking(const WorkerInfo& from) {
-  guard([&] { apply([&](PassProtocol& protocol) { return protocol.on_close_marking(from); }); });
+void Pass::on_close_marking(const WorkerInfo& from, const wire::OlderPasses& older) {
+  guard([&] {
+    close_older(from, older);
+    apply([&](PassProtocol& protocol) { return protocol.on_close_marking(from); });
+  });
 }
 
 void Pass::on_done(const WorkerInfo& from, const wire::Done& done) {
@@ -98,6 +104,21 @@ void Pass::note(const WorkerInfo& life) {
 
 void Pass::note_participants(const wire::Ack& ack) {
   for (const WorkerId id : ack.participants) note(agent_->peers().find(id));
+}
+
+// Without this, what is remembered of ended passes would grow while the context lives: of the
+// others of that root, this worker takes part in some only.
+void Pass::close_older(const WorkerInfo& from, const wire::OlderPasses& older) {
+  if (from.id != id_.root || from.epoch != id_.epoch) return;  // of its own passes only
+  if (!older.valid_before(id_.counter))
+    throw Error(ErrorCode::protocol, stitch::to_string(from) +
+                                         " named older passes in no order, too many, or some that "
+                                         "are not older");
+  try {
+    context_->close_older_passes(id_, older);
+  } catch (const std::bad_alloc&) {
+    // The next pass says it again.
+  }
 }
 
 void Pass::check_new_peer(const WorkerInfo& from) {
@@ -250,8 +271,11 @@ void Pass::perform(PassEffects& effects) {
   try {
     for (const auto& [to, mark] : effects.marks) send(to, message(wire::kMark, mark));
     for (const auto& [to, ack] : effects.acks) send(to, message(wire::kAck, ack));
-    for (const WorkerId to : effects.quiet) send(to, message(wire::kQuiet));
-    for (const WorkerId to : effects.close_marking) send(to, message(wire::kCloseMarking));
+    if (!effects.quiet.empty() || !effects.close_marking.empty()) {
+      const wire::OlderPasses older = context_->older_passes(id_);
+      for (const WorkerId to : effects.quiet) send(to, message(wire::kQuiet, older));
+      for (const WorkerId to : effects.close_marking) send(to, message(wire::kCloseMarking, older));
+    }
     if (!effects.kill.empty()) strand_->kill(std::move(effects.kill));
   } catch (...) {
     lost = found_here(to_error(std::current_exception()));

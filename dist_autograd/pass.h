@@ -64,8 +64,8 @@ class Pass final : public StrandOwner, public std::enable_shared_from_this<Pass>
   // Messages. An invalid one ends the pass with an error; nothing is thrown.
   void on_mark(const WorkerInfo& from, const wire::Mark& mark);
   void on_ack(const WorkerInfo& from, const wire::Ack& ack);
-  void on_quiet(const WorkerInfo& from);
-  void on_close_marking(const WorkerInfo& from);
+  void on_quiet(const WorkerInfo& from, const wire::OlderPasses& older);
+  void on_close_marking(const WorkerInfo& from, const wire::OlderPasses& older);
   void on_gradients(const WorkerInfo& from, const wire::Ack& ack,
                     const std::vector<wire::GradientEntry>& entries,
                     std::vector<at::Tensor> tensors);
@@ -143,6 +143,7 @@ class Pass final : public StrandOwner, public std::enable_shared_from_this<Pass>
   void note(const WorkerInfo& life) STITCH_EXCLUDES(mutex_);
   // Throws for one that does not exist.
   void note_participants(const wire::Ack& ack) STITCH_EXCLUDES(mutex_);
+  void close_older(const WorkerInfo& from, const wire::OlderPasses& older);
   // Sends what the outbox has. `quiet_at`: the strand is going quiet, having taken so much.
   void flush(std::optional<std::uint64_t> quiet_at = std::nullopt) STITCH_EXCLUDES(mutex_);
   void send_done(const wire::Done& done) STITCH_EXCLUDES(mutex_);

@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "stitch/base/reserve.h"
 
@@ -75,6 +76,22 @@ class IntervalSet {
   [[nodiscard]] bool contains(std::uint64_t value) const {
     const auto next = runs_.upper_bound(value);
     return next != runs_.begin() && value <= std::prev(next)->second;
+  }
+  // The numbers from `first` to below `end` that are not in the set, ascending; of more than
+  // `limit` the highest.
+  [[nodiscard]] std::vector<std::uint64_t> missing(std::uint64_t first, std::uint64_t end,
+                                                   std::size_t limit) const {
+    std::vector<std::uint64_t> numbers;
+    auto next = runs_.lower_bound(end);
+    while (first < end && numbers.size() < limit) {
+      if (next != runs_.begin() && std::prev(next)->second >= end - 1) {
+        end = (--next)->first;
+      } else {
+        numbers.push_back(--end);
+      }
+    }
+    std::reverse(numbers.begin(), numbers.end());
+    return numbers;
   }
   [[nodiscard]] std::size_t runs() const noexcept { return runs_.size(); }
 

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstdio>
 #include <functional>
 #include <map>
@@ -20,6 +21,7 @@
 #include "stitch/rref/rref.h"
 #include "tests/dist_autograd/remote_parts.h"
 #include "tests/support/error_of.h"
+#include "tests/support/gate.h"
 #include "tests/support/oracle.h"
 
 namespace stitch::testing {
@@ -455,6 +457,59 @@ TEST(Context, RemembersOnlyAFewThingsWhileAnOuterOneGoesOn) {
     })) << "on worker "
         << i;
   }
+}
+
+TEST(Context, RemembersOnlyAFewOfManyPassesThatReachOnlySomeWorkers) {
+  for (const bool eager : {false, true}) {
+    SCOPED_TRACE(eager);
+    Cluster cluster(3);
+    Context context;
+    // Where the requests make links, too, each pass leaves one unused, and those after the first
+    // are eager: other messages end them.
+    const auto x = ones().requires_grad_(eager);
+    const auto a = rpc_sync<times_parameter>("worker1", x).sum();
+    const auto b = rpc_sync<times_parameter>("worker2", x).sum();
+    for (int i = 0; i < 100; ++i) {
+      context.backward({a}, {.retain_graph = true});
+      context.backward({b}, {.retain_graph = true});
+    }
+    for (int i = 0; i < 3; ++i)
+      EXPECT_LT(count_on(cluster[i], "ended_passes_remembered"), 5) << "on worker " << i;
+    for (int i = 1; i < 3; ++i)
+      EXPECT_TRUE(equal_gradients(gradient_on(cluster[i], context.id()), 100 * ones()));
+  }
+}
+
+// Waits in backward.
+Gate late_gate;
+struct WaitsForTheLateGate : torch::autograd::Function<WaitsForTheLateGate> {
+  static at::Tensor forward(torch::autograd::AutogradContext*, at::Tensor x) { return x * 1; }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 torch::autograd::variable_list grads) {
+    late_gate.pass();
+    return grads;
+  }
+};
+
+TEST(Context, OpensAPassWhoseFirstMessageComesAfterTheEndsOfLaterOnes) {
+  late_gate.close();
+  Cluster cluster(3);
+  Context context;
+  const auto a = rpc_sync<times_parameter>("worker1", ones()).sum();
+  const auto b = rpc_sync<times_parameter>("worker2", ones()).sum();
+  const auto late = WaitsForTheLateGate::apply(rpc_sync<times_parameter>("worker1", ones())).sum();
+  const auto held =
+      context.backward_async({late}, {.retain_graph = true, .timeout = std::chrono::seconds(60)});
+  ASSERT_TRUE(late_gate.wait_for_arrival());
+  for (int i = 0; i < 50; ++i) {
+    context.backward({a}, {.retain_graph = true});
+    context.backward({b}, {.retain_graph = true});
+  }
+  EXPECT_LT(count_on(cluster[1], "ended_passes_remembered"), 5);
+  late_gate.open();
+  held.get();
+  EXPECT_TRUE(equal_gradients(gradient_on(cluster[1], context.id()), 51 * ones()));
+  EXPECT_LT(count_on(cluster[1], "ended_passes_remembered"), 5);
 }
 
 TEST(Context, RemembersOnlyAFewThingsOfManyThatReachOnlySomeWorkersWhileAnOuterOneGoesOn) {

@@ -177,14 +177,14 @@ TEST(MessageCountFaults, ControlFramesHaveTheSizesOfTheirFields) {
   Context context;
   const auto loss = chain(x);
   const Counts exact = sent_by(context, loss, {.retain_graph = true});
-  EXPECT_EQ(exact.size_of(autograd_wire::kQuiet), kHeader);
+  EXPECT_EQ(exact.size_of(autograd_wire::kQuiet), kHeader + 8);
   EXPECT_EQ(exact.size_of(autograd_wire::kDone), kHeader + 8 + 8);
   const Counts fast = sent_by(context, loss, {.retain_graph = true, .mode = Mode::fast});
   EXPECT_EQ(fast.of(autograd_wire::kQuiet), 1u);
   EXPECT_EQ(fast.of(autograd_wire::kGradients), exact.of(autograd_wire::kGradients));
   rpc_sync<times_parameter>("worker1", x);
   const Counts marking = sent_by(context, loss);
-  EXPECT_EQ(marking.size_of(autograd_wire::kCloseMarking), kHeader);
+  EXPECT_EQ(marking.size_of(autograd_wire::kCloseMarking), kHeader + 8);
 }
 
 std::vector<at::Tensor> multiples(at::Tensor x, int count) {

@@ -100,32 +100,57 @@ class ForeignWords : public ::testing::Test {
 
 TEST_F(ForeignWords, ClosingOfTheMarkingByAnotherThanTheRootEndsThePass) {
   start();
-  send_as((*cluster)[3], 2, autograd_wire::kCloseMarking, header());
+  send_as((*cluster)[3], 2, autograd_wire::kCloseMarking, header(), autograd_wire::OlderPasses{});
   expect_protocol_error("closed the marking of another worker's pass");
 }
 
 TEST_F(ForeignWords, ClosingOfAMarkingThatHasNotBegunEndsThePass) {
   start();
-  send_as((*cluster)[0], 2, autograd_wire::kCloseMarking, header());
+  send_as((*cluster)[0], 2, autograd_wire::kCloseMarking, header(), autograd_wire::OlderPasses{});
   expect_protocol_error("closed a marking that had not begun");
 }
 
 TEST_F(ForeignWords, QuietOfAnotherThanTheRootEndsThePass) {
   start();
-  send_as((*cluster)[3], 2, autograd_wire::kQuiet, header());
+  send_as((*cluster)[3], 2, autograd_wire::kQuiet, header(), autograd_wire::OlderPasses{});
   expect_protocol_error("ended the gradients of another worker's pass");
 }
 
 TEST_F(ForeignWords, QuietWhileGradientsAreInFlightEndsThePass) {
   start();
-  send_as((*cluster)[0], 2, autograd_wire::kQuiet, header());
+  send_as((*cluster)[0], 2, autograd_wire::kQuiet, header(), autograd_wire::OlderPasses{});
   expect_protocol_error("sent QUIET while gradients were in flight");
 }
 
 TEST_F(ForeignWords, QuietInAnEagerPassEndsIt) {
   start_eager();
-  send_as((*cluster)[0], 2, autograd_wire::kQuiet, header());
+  send_as((*cluster)[0], 2, autograd_wire::kQuiet, header(), autograd_wire::OlderPasses{});
   expect_protocol_error("sent QUIET in a pass that does not expect it");
+}
+
+TEST_F(ForeignWords, OfOlderPassesThatAreNotTheSendersEndNone) {
+  start();
+  const auto heard = [&] { return (*cluster)[2].debug_info().at("rpc.messages_received"); };
+  const auto before = heard();
+  auto later = header();
+  later.pass.counter = 100;
+  for (const auto kind : {autograd_wire::kQuiet, autograd_wire::kCloseMarking})
+    send_as((*cluster)[3], 2, kind, later, autograd_wire::OlderPasses{});
+  EXPECT_TRUE(eventually([&] { return heard() >= before + 2; }));
+  gate.open();
+  pass.get();
+  const auto loss = rpc_sync<times_parameter>("worker2", ones().requires_grad_()).sum();
+  context->backward({loss}, {.timeout = 20s});
+}
+
+TEST_F(ForeignWords, OfOlderPassesThatAreNotOlderOrInNoOrderEndThePass) {
+  for (const auto& open :
+       std::vector<std::vector<std::uint64_t>>{{1}, {7}, {0, 0}, std::vector<std::uint64_t>(600)}) {
+    start();
+    send_as((*cluster)[0], 2, autograd_wire::kQuiet, header(), autograd_wire::OlderPasses{open});
+    expect_protocol_error("named older passes");
+    context.reset();
+  }
 }
 
 TEST_F(ForeignWords, MarksWhileGradientsAreInFlightEndThePass) {

@@ -108,7 +108,7 @@ static bool run(Bytes input) {
         read<wire::Hold>(message);
         break;
       default:  // CLOSE_MARKING, QUIET
-        read<wire::PassHeader>(message);
+        read<wire::PassHeader, wire::OlderPasses>(message);
         break;
     }
   });
@@ -144,8 +144,8 @@ static Seeds seeds() {
   list.push_back({"mark", frame_of(wire::kMark, header, wire::Mark{{3, 4, 9}})});
   list.push_back({"ack", frame_of(wire::kAck, header, wire::Ack{2, {}, 0})});
   list.push_back({"ack-last", frame_of(wire::kAck, header, wire::Ack{1, {WorkerId(2)}, 7})});
-  list.push_back({"close-marking", frame_of(wire::kCloseMarking, header)});
-  list.push_back({"quiet", frame_of(wire::kQuiet, header)});
+  list.push_back({"close-marking", frame_of(wire::kCloseMarking, header, wire::OlderPasses{})});
+  list.push_back({"quiet", frame_of(wire::kQuiet, header, wire::OlderPasses{{1}})});
   list.push_back({"done", frame_of(wire::kDone, header, wire::Done{1, {"call f()"}})});
   list.push_back({"abort", frame_of(wire::kAbort, header, Error(ErrorCode::timeout, "late"))});
   list.push_back({"release", frame_of(wire::kRelease, wire::Release{header.context, 4, 1})});
