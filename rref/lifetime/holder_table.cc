@@ -289,6 +289,8 @@ void HolderTable::erase_if_unused(Map::iterator at, TableEffects& effects) {
       break;
     case State::lost:
       settle(hold, effects);
+      // Since UNMADE, the owner counts this worker as a holder of the creation that failed.
+      if (hold.told) effects.ops.push_back({at->first.owner, LedgerOp::make_drop(at->first)});
       break;
   }
   holds_.erase(at);

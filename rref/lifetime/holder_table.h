@@ -66,8 +66,8 @@ class HolderTable {
   // The owner answered: the object exists, or its creation failed (the Hold stays registered: the
   // owner keeps the outcome).
   void answered(const RRefId& id, const std::optional<Error>& failure, TableEffects& effects);
-  // The request to create certainly never reached the owner, which is told if others may know of
-  // the object.
+  // The request to create certainly never reached the owner. If others may know of the object, the
+  // owner is told, and again when this Hold ends.
   void create_not_sent(const RRefId& id, const Error& why, TableEffects& effects);
 
   // One more handle or message that refers to it. REQUIRES: the Hold has a local reference.
@@ -167,7 +167,7 @@ class HolderTable {
     bool created : 1 = false;
     bool answered : 1 = false;     // its creation ended, with `error` if it failed
     bool old : 1 = false;          // borrowed since before the previous tick
-    bool told : 1 = false;         // while creating: it has been in a message, others may know it
+    bool told : 1 = false;         // it was in a message while creating: others may know it
     bool kept_before : 1 = false;  // in kept_ since before the previous register_kept()
     // Messages being processed that carry it; they take 16 GiB before there are too many.
     std::uint32_t arriving : 24 = 0;

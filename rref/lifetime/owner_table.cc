@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <limits>
 #include <utility>
 
 namespace stitch::rref {
@@ -15,7 +16,10 @@ OwnerTable::OwnedEntry* OwnerTable::find_or_add_placeholder(const RRefId& id) {
 
 OwnerTable::OwnedEntry& OwnerTable::add_placeholder(const RRefId& id) {
   std::unique_ptr<Rare> failed;
-  if (const Error* const why = never_requested(id)) failed.reset(new Rare{*why, {}});
+  if (!gone_creators_.empty()) {
+    if (const auto gone = gone_creators_.find(id.creator); gone != gone_creators_.end())
+      failed.reset(new Rare{gone->second, {}});
+  }
   OwnedEntry& entry = entries_[id];
   if (failed) {
     // Its k stays unseen: other workers may still hold references, and each that arrives adds this
@@ -25,14 +29,6 @@ OwnerTable::OwnedEntry& OwnerTable::add_placeholder(const RRefId& id) {
     entry.rare = std::move(failed);
   }
   return entry;
-}
-
-const Error* OwnerTable::never_requested(const RRefId& id) const {
-  if (gone_creators_.empty() && not_requested_.empty()) return nullptr;
-  if (const auto gone = gone_creators_.find(id.creator); gone != gone_creators_.end())
-    return &gone->second;
-  const auto found = not_requested_.find(id);
-  return found == not_requested_.end() ? nullptr : &found->second;
 }
 
 void OwnerTable::add(const RRefId& id, std::shared_ptr<void> object, const std::string* made_by) {
@@ -168,11 +164,20 @@ void OwnerTable::creator_lost(const WorkerLife& creator, const Error& why, Table
 void OwnerTable::not_requested(const RRefId& id, const Error& why, TableEffects& effects) {
   const auto seen = seen_.find(id.creator);
   if (seen != seen_.end() && seen->second.contains(id.k)) return;
-  not_requested_.emplace(id, why);
+  std::size_t& unmade = unmade_[id.creator];
+  if (unmade == kMaxUnmade) {
+    throw Error(ErrorCode::protocol, to_string(id) + " was never requested, as were " +
+                                         std::to_string(kMaxUnmade) +
+                                         " others that their creator still holds");
+  }
+  std::unique_ptr<Rare> failed(new Rare{why, {}});
+  static_cast<void>(create(id, id.creator));
+  // Nothing below may fail: the operation would not be applied again.
   const auto found = entries_.find(id);
-  if (found == entries_.end() || found->second.requested) return;
-  found->second.requested = true;
-  found->second.more().failure = why;
+  if (found->second.rare) failed->waiters = std::move(found->second.rare->waiters);
+  found->second.rare = std::move(failed);
+  found->second.unmade = true;
+  ++unmade;
   finish(found, Value::failed, effects);
 }
 
@@ -182,6 +187,9 @@ void OwnerTable::drop_life(const WorkerLife& life, TableEffects& effects) {
     if (at->second.holders.erase(life)) erase_if_unused(at, effects);
     at = next;
   }
+  // One run in place of the others takes no memory.
+  if (const auto seen = seen_.find(life); seen != seen_.end())
+    seen->second.insert_run(0, std::numeric_limits<std::uint64_t>::max());
 }
 
 bool OwnerTable::lent() const {
@@ -209,6 +217,7 @@ void OwnerTable::clear(const Error& why, TableEffects& effects) {
     }
     if (entry.object != nullptr) effects.destroy.push_back(std::move(entry.object));
   }
+  unmade_.clear();
 }
 
 std::optional<OwnerTable::Status> OwnerTable::status(const RRefId& id) const {
@@ -236,6 +245,7 @@ OwnerTable::Counts OwnerTable::counts() const {
     counts.holders += entry.holders.size();
     if (entry.rare) counts.waiters += entry.rare->waiters.size();
   }
+  for (const auto& [creator, numbers] : seen_) counts.runs_remembered += numbers.runs();
   return counts;
 }
 
@@ -255,6 +265,10 @@ void OwnerTable::erase_if_unused(Map::iterator at, TableEffects& effects) {
   if (entry.value == Value::pending || entry.local > 0 || entry.pins > 0 || !entry.holders.empty())
     return;
   if (entry.object != nullptr) effects.destroy.push_back(std::move(entry.object));
+  if (entry.unmade) {
+    const auto unmade = unmade_.find(at->first.creator);
+    if (--unmade->second == 0) unmade_.erase(unmade);
+  }
   entries_.erase(at);
 }
 

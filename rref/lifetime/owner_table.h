@@ -43,6 +43,8 @@ class OwnerTable {
   struct Counts {
     std::array<std::size_t, kValues> entries{};  // by Value
     std::size_t holders = 0, waiters = 0;
+    // Runs of the numbers that are remembered as those of objects that have been requested.
+    std::size_t runs_remembered = 0;
     [[nodiscard]] std::size_t in(Value value) const noexcept {
       return entries[static_cast<std::size_t>(value)];
     }
@@ -80,10 +82,15 @@ class OwnerTable {
   // That life of a worker is over: objects it never requested will not be created, and whatever
   // waits for them, now or later, gets `why`.
   void creator_lost(const WorkerLife& creator, const Error& why, TableEffects& effects);
-  // The creator says that it never sent the request to create `id`: whatever waits for it, now or
-  // later, gets `why`. Nothing if it has been requested.
+  // The creator says that it never sent the request to create `id`: a creation that has failed with
+  // `why`, of which it is a holder until it sends DROP, as of any other. Nothing if it has been
+  // requested. Throws Error(protocol) if there are kMaxUnmade entries of such creations of it.
   void not_requested(const RRefId& id, const Error& why, TableEffects& effects);
-  // Nothing depends any more on what that life of a worker held.
+  // To say so costs a peer few bytes. One that keeps to the protocol has references to each, which
+  // it has passed on while the request waited: there are few.
+  static constexpr std::size_t kMaxUnmade = 65'536;
+  // Nothing depends any more on what that life of a worker held, and no live worker has a reference
+  // to an object of its making that has no entry here (G7).
   void drop_life(const WorkerLife& life, TableEffects& effects);
   // Whether other workers may have references to an object here.
   [[nodiscard]] bool lent() const;
@@ -120,6 +127,7 @@ class OwnerTable {
   struct OwnedEntry {
     Value value = Value::pending;
     bool requested = false;
+    bool unmade = false;  // counted in unmade_
     std::uint32_t local = 0;
     std::uint32_t pins = 0;
     std::shared_ptr<void> object;
@@ -143,17 +151,17 @@ class OwnerTable {
   [[nodiscard]] OwnedEntry* find_or_add_placeholder(const RRefId& id);
   // REQUIRES: there is no entry, and its k is unseen.
   OwnedEntry& add_placeholder(const RRefId& id);
-  // Why no request to create it will come; null if one may.
-  [[nodiscard]] const Error* never_requested(const RRefId& id) const;
   void finish(Map::iterator at, Value value, TableEffects& effects);
   // Deletes an entry that nothing keeps alive. Invalidates `at` if it does.
   void erase_if_unused(Map::iterator at, TableEffects& effects);
 
   const WorkerLife self_;
   Map entries_;
-  ReservedMap<WorkerLife, IntervalSet, WorkerLifeHash> seen_;  // per creator: which k were created
+  // Per creator: which k were requested, or never will be. A request that was never sent and of
+  // which no other worker knows leaves a gap, until the creator's life has been swept.
+  ReservedMap<WorkerLife, IntervalSet, WorkerLifeHash> seen_;
   ReservedMap<WorkerLife, Error, WorkerLifeHash> gone_creators_;
-  ReservedMap<RRefId, Error, RRefIdHash> not_requested_;
+  ReservedMap<WorkerLife, std::size_t, WorkerLifeHash> unmade_;  // per creator: entries
 };
 
 }  // namespace stitch::rref

@@ -29,7 +29,7 @@ bool drop_waits[3]; /* DROP is in the ledger, but has not been sent: it can be t
 #define READY 3
 #define GONE 4
 byte entry;
-bool seen; /* CREATE has come; without it, what is deleted may come again */
+bool seen; /* CREATE or UNMADE has come; without it, what is deleted may come again */
 bool holds_it[3]; /* holders */
 
 /* The outcome of the creation: the owner alone decides it, once. */
@@ -39,7 +39,7 @@ bool holds_it[3]; /* holders */
 byte claimed, outcome, answer;
 bool runs;     /* the function */
 byte object;   /* 0: there is none, 1: there is one, 2: it has been destroyed */
-bool told, unsent, not_requested; /* others may know the id; the request never left; the owner knows that */
+bool told, unsent; /* others may know the id; the request never left */
 
 /* Messages that carry the reference, and their tokens. The sender's pin lasts until SETTLED. */
 #define UNSENT 0
@@ -110,7 +110,12 @@ inline settle_creditors(x) {
 /* A Hold that is not alive ends. */
 inline end_hold(x) {
   if
-  :: x != 0 && (hold[x] == BORROWED || hold[x] == LOST) && !alive(x) -> settle_creditors(x); hold[x] = NO_HOLD
+  :: x != 0 && (hold[x] == BORROWED || hold[x] == LOST) && !alive(x) ->
+     settle_creditors(x);
+#ifdef NEVER_SENT
+     if :: hold[x] == LOST && told -> drop_waits[x] = true :: else fi;
+#endif
+     hold[x] = NO_HOLD
   :: x != 0 && hold[x] == REGISTERED && !alive(x) -> drop_waits[x] = true; hold[x] = NO_HOLD
 #ifdef BROKEN_DOES_NOT_WAIT_FOR_THE_ANSWER
   :: x != 0 && hold[x] == CREATING && !alive(x) -> hold[x] = NO_HOLD
@@ -121,13 +126,8 @@ inline end_hold(x) {
 inline make_placeholder() {
   assert(entry != GONE); /* G2, G3 */
   if
-#ifdef BROKEN_FORGETS_THAT_IT_IS_UNMADE
   :: entry == UNSEEN && !creator_lost -> entry = PLACEHOLDER
-  :: entry == UNSEEN && creator_lost -> entry = READY
-#else
-  :: entry == UNSEEN && !creator_lost && !not_requested -> entry = PLACEHOLDER
-  :: entry == UNSEEN && (creator_lost || not_requested) -> entry = READY /* failed: as good as ready */
-#endif
+  :: entry == UNSEEN && creator_lost -> entry = READY /* failed: as good as ready */
   :: else
   fi
 }
@@ -198,9 +198,11 @@ inline void_pins(x) {
   od;
   i = 0
 }
-/* Nothing depends any more on what the dead one held. */
+/* Nothing depends any more on what the dead one held. Of its making, what has no Entry has no reference. */
 inline drop_the_dead() {
   holds_it[DIES] = false;
+  if :: DIES == 1 && entry == UNSEEN -> entry = GONE :: else fi;
+  seen = seen || DIES == 1;
   void_pins(0)
 }
 /* Worker x, which is not the owner, hears of the death: it registers what it has borrowed from the dead one. */
@@ -236,8 +238,16 @@ inline apply(x, y) {
 #ifdef NEVER_SENT
   :: ledger[3 * x + y]?[UNMADE, _] ->
      ledger[3 * x + y]?UNMADE, _;
-     not_requested = true;
+#ifdef BROKEN_FORGETS_THAT_IT_IS_UNMADE
      if :: entry == PLACEHOLDER -> entry = READY :: else fi
+#else
+     assert(entry == UNSEEN || entry == PLACEHOLDER);
+     entry = READY; /* failed */
+#ifndef BROKEN_NO_WORKER_HOLDS_WHAT_IS_UNMADE
+     holds_it[x] = true;
+#endif
+     seen = true
+#endif
 #endif
   :: ledger[3 * x + y]?[SETTLE, _] -> ledger[3 * x + y]?SETTLE, m; token[m] = SETTLED; m = 0; end_hold(y)
 #ifdef DIES
@@ -358,7 +368,7 @@ inline check_rest() {
   if
   :: !died ->
      /* G5: an unused object is deleted */
-     assert((!unsent && entry == GONE) || (unsent && entry == UNSEEN));
+     assert(((!unsent || told) && entry == GONE) || (unsent && !told && entry == UNSEEN));
      assert(!runs && object != 1);
      assert(unsent || answer == outcome);
      assert(hold[1] == NO_HOLD && hold[2] == NO_HOLD);
@@ -370,7 +380,7 @@ inline check_rest() {
      i = 0
   :: else ->
      assert(swept);
-     assert(entry == GONE || (entry == UNSEEN && !seen));
+     assert(entry == GONE || (entry == UNSEEN && !seen && DIES_OR_1 != 1));
      assert(handles[3 - DIES_OR_1] == 0 && hold[3 - DIES_OR_1] == NO_HOLD);
      i = 0;
      do

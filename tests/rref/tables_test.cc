@@ -141,6 +141,24 @@ TEST(HolderTable, TheLastOfTwoMessagesDecidesTheEndOfABorrow) {
   EXPECT_EQ(table.size(), 0u);
 }
 
+TEST(HolderTable, OfARequestThatNeverLeftTheOwnerHearsWhereOthersKnowOfIt) {
+  for (const bool told : {false, true}) {
+    HolderTable table;
+    TableEffects effects;
+    const RRefId mine{kOwner, kHere, 0};
+    table.begin_create(mine);
+    EXPECT_EQ(told && table.pin(mine), told);
+    table.create_not_sent(mine, Error(ErrorCode::overloaded, "no room"), effects);
+    EXPECT_EQ(table.status(mine)->state, HolderTable::State::lost);
+    EXPECT_EQ(count(effects, LedgerOp::Kind::unmade), told ? 1u : 0u);
+    table.drop_local(mine, effects);
+    EXPECT_EQ(count(effects, LedgerOp::Kind::drop), 0u) << "while another lives on its pin";
+    if (told) table.unpin(mine, effects);
+    EXPECT_EQ(count(effects, LedgerOp::Kind::drop), told ? 1u : 0u);
+    EXPECT_EQ(table.size(), 0u);
+  }
+}
+
 TEST(HolderTable, TheOwnersEndLosesItsObjectsAndCallsTheirWaiters) {
   HolderTable table;
   TableEffects effects;
@@ -215,6 +233,85 @@ TEST(OwnerTable, WaitingForWhatADeadCreatorNeverAskedForEnds) {
       << "a receiver of the dead creator's reference follows the protocol";
   table.drop_holder(later, kHere, effects);
   table.drop_local(kObject, effects);
+  EXPECT_EQ(table.size(), 0u);
+}
+
+const Error kNotSent(ErrorCode::cancelled, "it was not sent");
+
+TEST(OwnerTable, AnObjectThatWasNeverRequestedIsOneThatFailedAndThatItsCreatorHolds) {
+  OwnerTable table(kOwner);
+  TableEffects effects;
+  ASSERT_TRUE(table.add_local(kObject));
+  std::optional<Error> heard;
+  table.when_resolved(
+      kObject, [&](const auto&, const std::optional<Error>& failure) { heard = failure; }, effects);
+  table.not_requested(kObject, kNotSent, effects);
+  for (auto& run : effects.run) run();
+  ASSERT_TRUE(heard);
+  EXPECT_EQ(heard->code(), ErrorCode::cancelled);
+  table.drop_local(kObject, effects);
+  ASSERT_TRUE(table.contains(kObject)) << "its creator holds it";
+  table.add_holder(kObject, kHere);
+  EXPECT_EQ(table.status(kObject)->value, OwnerTable::Value::failed);
+  table.drop_holder(kObject, kFriend, effects);
+  table.drop_holder(kObject, kHere, effects);
+  EXPECT_EQ(table.size(), 0u);
+  EXPECT_TRUE(table.deleted(kObject));
+}
+
+TEST(OwnerTable, OfWhatWasNeverRequestedNothingIsKeptAfterItsLastReference) {
+  OwnerTable table(kOwner);
+  for (std::uint64_t k = 0; k < 1000; ++k) {
+    const RRefId id{kOwner, kFriend, k};
+    TableEffects effects;
+    if (k % 2 == 0) {
+      ASSERT_TRUE(table.create(id, kFriend));
+      EXPECT_TRUE(table.resolve(id, std::make_shared<int>(1), std::nullopt, effects));
+    } else {
+      table.not_requested(id, kNotSent, effects);
+    }
+    table.drop_holder(id, kFriend, effects);
+  }
+  EXPECT_EQ(table.size(), 0u);
+  EXPECT_EQ(table.counts().runs_remembered, 1u);
+}
+
+TEST(OwnerTable, WhatOneCreatorSaysItNeverRequestedIsBounded) {
+  OwnerTable table(kOwner);
+  TableEffects effects;
+  const auto unmade = [&](const WorkerLife& creator, std::uint64_t k) {
+    table.not_requested({kOwner, creator, k}, kNotSent, effects);
+  };
+  for (std::uint64_t k = 0; k < OwnerTable::kMaxUnmade; ++k) unmade(kFriend, 2 * k);
+  try {
+    unmade(kFriend, 1);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::protocol);
+  }
+  EXPECT_EQ(table.size(), OwnerTable::kMaxUnmade);
+  EXPECT_NO_THROW(unmade(kHere, 1)) << "another creator's";
+  table.drop_holder({kOwner, kFriend, 0}, kFriend, effects);
+  EXPECT_NO_THROW(unmade(kFriend, 1)) << "one of the others has ended";
+}
+
+TEST(OwnerTable, GapsBetweenTheRequestsOfACreatorEndWithItsSweep) {
+  OwnerTable table(kOwner);
+  TableEffects effects;
+  const auto id = [](std::uint64_t k) { return RRefId{kOwner, kFriend, k}; };
+  for (std::uint64_t k = 0; k < 1000; k += 2) {
+    ASSERT_TRUE(table.create(id(k), kFriend));
+    EXPECT_TRUE(table.resolve(id(k), std::make_shared<int>(1), std::nullopt, effects));
+  }
+  table.add_holder(id(501), kHere);
+  table.creator_lost(kFriend, Error(ErrorCode::disconnected, "it is lost"), effects);
+  EXPECT_EQ(table.counts().runs_remembered, 500u);
+  EXPECT_FALSE(table.deleted(id(1))) << "a worker that has not registered yet may have it";
+  table.drop_life(kFriend, effects);
+  EXPECT_EQ(table.counts().runs_remembered, 1u);
+  EXPECT_TRUE(table.deleted(id(1)));
+  EXPECT_TRUE(table.contains(id(501))) << "another worker holds it";
+  table.drop_holder(id(501), kHere, effects);
   EXPECT_EQ(table.size(), 0u);
 }
 
@@ -309,6 +406,42 @@ TEST(Lifetime, AReferenceThatArrivedLostBeforeTheCreationIsDroppedWhereItWasAdde
   EXPECT_EQ(owner.owned(id)->local, 1u);
   (void)owner.message_done(id, kHere);
   EXPECT_EQ(owner.owned(id)->local, 0u);
+}
+
+TEST(Lifetime, ABorrowerOfWhatWasNeverRequestedHearsOfItAfterItsCreatorHasDroppedIt) {
+  Lifetime owner(kOwner), creator(kHere), borrower(kFriend);
+  const auto exchange = [&] {
+    Lifetime* const all[] = {&owner, &creator, &borrower};
+    for (int i = 0; i < 4; ++i) {
+      for (Lifetime* const from : all) {
+        for (Lifetime* const to : all) {
+          base::Bytes frame;
+          if (from != to && from->encode_ledger(to->self(), frame)) {
+            EXPECT_FALSE(to->accept_ledger(from->self(), frame.span()).broken);
+          }
+        }
+      }
+    }
+  };
+  const RRefId id = creator.begin_create(kOwner);
+  (void)borrower.receive(creator.pin(id, kFriend), kHere);
+  borrower.add_local(id);
+  (void)creator.create_not_sent(id, Error(ErrorCode::overloaded, "no room"));
+  (void)creator.drop_local(id);
+  exchange();
+  ASSERT_TRUE(owner.owned(id)) << "its creator holds it";
+  EXPECT_EQ(owner.owned(id)->value, OwnerTable::Value::failed);
+  (void)borrower.message_done(id, kHere);
+  (void)borrower.register_kept();
+  (void)borrower.register_kept();
+  exchange();
+  EXPECT_EQ(creator.counts().holds, 0u);
+  EXPECT_EQ(owner.owned(id)->holders, std::vector<WorkerLife>{kFriend});
+  EXPECT_EQ(owner.owned(id)->failure->code(), ErrorCode::cancelled);
+  (void)borrower.drop_local(id);
+  exchange();
+  EXPECT_EQ(owner.counts().entries, 0u);
+  EXPECT_EQ(owner.counts().owned.runs_remembered, 1u);
 }
 
 TEST(Lifetime, APeerThatSettlesWhatWasNotSentIsToldSo) {
