@@ -1,3 +1,4 @@
+// One file, though long: each message of a pass, and what it sends in return, side by side.
 #include "stitch/dist_autograd/pass.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// One file, though long: how the parts of a worker are put together, and what each is told.
 #include "stitch/rpc/agent/agent.h"
 
 #include <algorithm>

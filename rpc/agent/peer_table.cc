@@ -1,3 +1,4 @@
+// One file, though long: what each event of a connection does to the life that it belongs to.
 #include "stitch/rpc/agent/peer_table.h"
 
 #include <time.h>
@@ -169,6 +170,7 @@ std::optional<Error> PeerTable::objection(const PeerConnection& peer_connection,
 void PeerTable::on_open(const PeerConnectionPtr& opened, const ConnectionPtr& connection) {
   Effects effects;
   std::optional<std::pair<WorkerInfo, Error>> refused;
+  bool hears_first = false;
   {
     base::MutexLock lock(mutex_);
     if (opened->ended) return;
@@ -186,7 +188,12 @@ void PeerTable::on_open(const PeerConnectionPtr& opened, const ConnectionPtr& co
         opened->target == nullptr &&
         (why ? events_.on_stranger != nullptr && claimed.id != self_ && !members_.refusal(claimed)
              : !life->announced.load());
-    if (waits && !closing_) {
+    const bool refuse = !(waits && !closing_) && (why || life->over.load());
+    // One that is told the end of its life may have sent something by now. If the connection closed
+    // before that is read, TCP would drop what it is told.
+    hears_first =
+        refuse && opened->target == nullptr && !closing_ && events_.on_stranger != nullptr;
+    if ((waits && !closing_) || hears_first) {
       if (strangers_.size() >= kMaxStrangers) {  // the one that has been silent longest
         effects.close.emplace_back(
             strangers_.front()->connection,
@@ -194,10 +201,11 @@ void PeerTable::on_open(const PeerConnectionPtr& opened, const ConnectionPtr& co
         strangers_.erase(strangers_.begin());
       }
       strangers_.push_back(opened);
-    } else if (why || life->over.load()) {
+    }
+    if (refuse) {
       if (!why) why = life->peer->lost();
       refused.emplace(claimed, why.value_or(Error(ErrorCode::disconnected, "it is over")));
-    } else {
+    } else if (!waits || closing_) {
       opened->peer = life;
       record("connection opened", *life);
       peer(*opened->peer).on_open(opened, effects);
@@ -206,15 +214,19 @@ void PeerTable::on_open(const PeerConnectionPtr& opened, const ConnectionPtr& co
   if (refused) {
     auto message = events_.obituary ? events_.obituary(refused->first) : std::nullopt;
     if (message) {
-      connection->send(std::move(*message),
-                       [connection, reason = refused->second](const std::optional<Error>&) {
-                         connection->close(reason);
-                       });
+      connection->send(std::move(*message), [connection, reason = refused->second,
+                                             hears_first](const std::optional<Error>& error) {
+        if (error || !hears_first) connection->close(reason);
+      });
     } else {
       connection->close(refused->second);
     }
   }
-  if (opened->peer != nullptr && !refused) perform(*opened->peer, std::move(effects));
+  if (opened->peer != nullptr && !refused) {
+    perform(*opened->peer, std::move(effects));
+  } else {
+    for (auto& each : effects.close) each.first->close(each.second);
+  }
 }
 
 void PeerTable::on_first_message(const PeerConnectionPtr& sender, const ConnectionPtr& connection,
