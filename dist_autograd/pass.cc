@@ -366,7 +366,7 @@ void Pass::send_done(const wire::Done& done) {
 
 // Ends the pass on this worker: takes it out of its context and, at the root, completes the future.
 void Pass::finish(const std::optional<Error>& error) {
-  std::optional<Promise<void>> promise;
+  bool awaited = false;
   base::EventLoop::TimerId timer = 0;
   if (!error) {
     context_->set_last_pass(
@@ -379,25 +379,38 @@ void Pass::finish(const std::optional<Error>& error) {
   {
     base::MutexLock lock(mutex_);
     protocol_.end();
-    promise = std::exchange(promise_, std::nullopt);
+    if (error) error_ = error;
+    awaited = promise_.has_value();
     timer = std::exchange(timer_, 0);
     changed_.notify_all();
   }
   wake_driver();
   if (timer != 0) agent_->loop().cancel(timer);
-  if (!promise) return;
-  const auto complete = [&] {
-    if (error) {
-      promise->set_error(*error);
-    } else {
-      promise->set_value();
-    }
-  };
+  if (!awaited) return;
   if (driven_) {
     complete();
   } else {
     // Callbacks run where the future completes: not under the strand's state, without grad mode.
-    base::patiently([&] { agent_->in_fresh_state(complete); });
+    // Given up, the future would tell of the missing memory in place of the result.
+    do_or_repeat([self = shared_from_this()] {
+      self->agent_->in_fresh_state([pass = self.get()] { pass->complete(); });
+    });
+  }
+}
+
+void Pass::complete() {
+  std::optional<Promise<void>> promise;
+  std::optional<Error> error;
+  {
+    base::MutexLock lock(mutex_);
+    promise = std::exchange(promise_, std::nullopt);
+    error = error_;
+  }
+  if (!promise) return;
+  if (error) {
+    promise->set_error(*error);
+  } else {
+    promise->set_value();
   }
 }
 

@@ -158,6 +158,8 @@ class Pass final : public StrandOwner, public std::enable_shared_from_this<Pass>
   void gradients_left() STITCH_EXCLUDES(mutex_);
   void run_at_settled(bool told) STITCH_EXCLUDES(mutex_);
   void finish(const std::optional<Error>& error) STITCH_EXCLUDES(mutex_);
+  // Completes the future of a pass that has ended.
+  void complete() STITCH_EXCLUDES(mutex_);
   void expire() STITCH_EXCLUDES(mutex_);
   void stop_strand() STITCH_EXCLUDES(mutex_);
   // Between two tries of what has no memory.
