@@ -20,7 +20,7 @@ constexpr std::size_t kBlockBytes = (std::size_t{32} << 20) - (std::size_t{16} <
 
 // After returning memory, in multiples of the time that it took, and at least.
 constexpr int kRest = 9;
-constexpr std::chrono::milliseconds kShortestRest{5};
+constexpr std::chrono::milliseconds kShortestRest{1};
 
 std::chrono::nanoseconds time_of_this_thread() noexcept {
   timespec time{};

@@ -59,8 +59,10 @@ PeerFlow::Kept PeerFlow::wait(Waiting& request, Clock::time_point deadline,
     return !given_up_ && bytes != 0 && bytes + cost > limits_.bytes;
   };
   if (inside && no_room()) return Kept::full;
-  if (no_room()) {
-    // The program has freed what was under way, not always in a form that it can use again.
+  const std::size_t counted = waiting_bytes_[0] + waiting_bytes_[1] + (used_.load() & kByteMask);
+  if (!inside && counted + cost > limits_.bytes / 4 * 3) {
+    // The program has freed what was under way, not always in a form that it can use again: before
+    // there is no room, since several that end at once make some for as many new ones.
     lock.unlock();
     base::return_freed_memory();
     lock.lock();

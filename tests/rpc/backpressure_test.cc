@@ -421,13 +421,21 @@ TEST_F(Backpressure, ShortTimeoutsSayTheSame) {
   })) << text;
   gate.open();
   holds.get();
-  const auto sent = number(cluster[0], "rpc.messages_sent");
-  const auto begin = std::chrono::steady_clock::now();
-  stitch::rpc_sync<count_run>({.to = "worker1", .timeout = 200ms});
-  // It would have been asked about after 150 ms.
-  EXPECT_TRUE(eventually([&] { return std::chrono::steady_clock::now() - begin > 200ms; }));
-  stitch::rpc_sync<count_run>({.to = "worker1", .timeout = 0s});
-  EXPECT_EQ(number(cluster[0], "rpc.messages_sent"), sent + 2) << "nothing is asked in time";
+  using Clock = std::chrono::steady_clock;
+  bool in_time = false;
+  for (int i = 0; i < 50 && !in_time; ++i) {
+    const auto sent = number(cluster[0], "rpc.messages_sent");
+    const auto begin = Clock::now();
+    stitch::rpc_sync<count_run>({.to = "worker1", .timeout = 200ms});
+    in_time = Clock::now() - begin < 100ms;  // a busy machine may stand still
+    // It would have been asked about after 150 ms.
+    EXPECT_TRUE(eventually([&] { return Clock::now() - begin > 200ms; }));
+    stitch::rpc_sync<count_run>({.to = "worker1", .timeout = 0s});
+    if (in_time) {
+      EXPECT_EQ(number(cluster[0], "rpc.messages_sent"), sent + 2) << "nothing is asked";
+    }
+  }
+  EXPECT_TRUE(in_time);
 }
 
 // ---- cancelled coroutines
