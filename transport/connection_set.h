@@ -33,11 +33,13 @@ class ConnectionSet {
     if (connections_.empty()) empty_.notify_all();
   }
   // From now on nothing can be added. Returns the connections to close; nullopt from the second
-  // call on.
+  // call on. Nothing has changed if this throws.
   [[nodiscard]] std::optional<std::vector<Pointer>> close() STITCH_EXCLUDES(mutex_) {
     base::MutexLock lock(mutex_);
-    if (closed_.exchange(true)) return std::nullopt;
-    return std::vector<Pointer>(connections_.begin(), connections_.end());
+    if (closed_) return std::nullopt;
+    std::vector<Pointer> open(connections_.begin(), connections_.end());
+    closed_ = true;
+    return open;
   }
   void wait_until_empty() STITCH_EXCLUDES(mutex_) {
     base::MutexLock lock(mutex_);

@@ -1,8 +1,11 @@
 #include "stitch/transport/handshaking_connection.h"
 
 #include <exception>
+#include <new>
 #include <utility>
 #include <vector>
+
+#include "stitch/base/patience.h"
 
 namespace stitch::transport {
 
@@ -60,24 +63,48 @@ std::optional<Error> HandshakingConnection::reason() const {
 }
 
 void HandshakingConnection::close(const Error& reason) {
-  std::deque<Transmit> failed;
   {
     base::MutexLock lock(mutex_);
     if (stage_ == Stage::closed) return;
     stage_ = Stage::closed;
     open_.store(false, std::memory_order_release);
     if (!reason_) reason_ = reason;
-    failed.swap(queue_);
   }
-  report_unsent(std::move(failed), reason);
+  report_unsent();
   shut();
 }
 
-void HandshakingConnection::report_unsent(std::deque<Transmit> failed, const Error& reason) {
-  if (failed.empty()) return;
-  thread_->post([failed = std::move(failed), reason = std::optional<Error>(reason)]() mutable {
-    for (Transmit& transmit : failed) transmit(reason);
-  });
+// A short lack of memory is waited for: what the task needs is in this object.
+void HandshakingConnection::on_thread(void (HandshakingConnection::*task)()) {
+  const auto self = shared_from_this();
+  try {
+    base::patiently([&] { thread_->post([self, task] { (*self.*task)(); }); });
+  } catch (const std::bad_alloc&) {
+    (this->*task)();
+  }
+}
+
+void HandshakingConnection::report_unsent() {
+  {
+    base::MutexLock lock(mutex_);
+    if (queue_.empty()) return;
+  }
+  on_thread(&HandshakingConnection::fail_unsent);
+}
+
+void HandshakingConnection::fail_unsent() {
+  for (;;) {
+    Transmit transmit;
+    std::optional<Error> reason;
+    {
+      base::MutexLock lock(mutex_);
+      if (queue_.empty()) return;
+      transmit = std::move(queue_.front());
+      queue_.pop_front();
+      reason = reason_;
+    }
+    transmit(reason);
+  }
 }
 
 void HandshakingConnection::start() {
@@ -120,7 +147,7 @@ void HandshakingConnection::open() {
     if (stage_ != Stage::connecting) return;
     stage_ = Stage::opening;
   }
-  std::deque<Transmit> batch;
+  std::list<Transmit> batch;
   for (;;) {
     {
       base::MutexLock lock(mutex_);
@@ -145,7 +172,6 @@ void HandshakingConnection::open() {
 }
 
 void HandshakingConnection::refuse() {
-  std::deque<Transmit> failed;
   bool first = false;
   {
     base::MutexLock lock(mutex_);
@@ -154,10 +180,9 @@ void HandshakingConnection::refuse() {
       first = true;
       stage_ = Stage::refusing;
       reason_ = handshake_.error();
-      failed.swap(queue_);
     }
   }
-  report_unsent(std::move(failed), handshake_.error());
+  report_unsent();
   if (handshake_.peer_refused()) {
     shut();
   } else if (first) {
@@ -193,26 +218,24 @@ Buffer HandshakingConnection::place(const base::Bytes& frame, std::size_t bytes)
   return events_.place(shared_from_this(), frame, bytes);
 }
 
+// A connection that did not end for want of memory would keep its endpoint from ending.
 void HandshakingConnection::ended(const Error& error) {
-  std::deque<Transmit> failed;
-  std::optional<Error> reason;
   {
     base::MutexLock lock(mutex_);
     stage_ = Stage::closed;
     open_.store(false, std::memory_order_release);
     if (!reason_) reason_ = error;
-    reason = reason_;
-    failed.swap(queue_);
   }
-  thread_->post([self = shared_from_this(), failed = std::move(failed),
-                 reason = std::move(reason)]() mutable {
-    for (Transmit& transmit : failed) transmit(reason);
-    // The callbacks are destroyed here: they may own the owner of this connection.
-    ConnectionEvents events = std::exchange(self->events_, {});
-    if (events.on_closed) events.on_closed(self, *reason);
-    events = {};
-    self->finished();
-  });
+  on_thread(&HandshakingConnection::tell_ended);
+}
+
+void HandshakingConnection::tell_ended() {
+  fail_unsent();
+  // The callbacks are destroyed here: they may own the owner of this connection.
+  ConnectionEvents events = std::exchange(events_, {});
+  if (events.on_closed) events.on_closed(shared_from_this(), *reason());
+  events = {};
+  finished();
 }
 
 }  // namespace stitch::transport

@@ -2,7 +2,7 @@
 
 #include <atomic>
 #include <cstdint>
-#include <deque>
+#include <list>
 #include <memory>
 #include <optional>
 #include <span>
@@ -24,7 +24,7 @@ namespace stitch::transport {
 //   connecting --a side refuses--> refusing --the peer has read the refusal, or a timeout--> closed
 //
 // Invariants:
-//   I1  the queue is empty in open, refusing and closed.
+//   I1  the queue is empty in open, refusing and, once that is told, in closed.
 //   I2  a send that is not queued is transmitted only in open, so it never overtakes a queued one.
 //   I3  the reason is set once, on leaving connecting, opening or open.
 // Thread contract: as Connection; the calls of the reader side are made one at a time. No lock is
@@ -85,8 +85,12 @@ class HandshakingConnection : public Connection,
 
   void open();
   void refuse();
+  // Runs it on the endpoint's thread; where there is no memory for that, on this one.
+  void on_thread(void (HandshakingConnection::*task)());
+  void report_unsent() STITCH_EXCLUDES(mutex_);
   // On the endpoint's thread.
-  void report_unsent(std::deque<Transmit> failed, const Error& reason);
+  void fail_unsent() STITCH_EXCLUDES(mutex_);
+  void tell_ended() STITCH_EXCLUDES(mutex_);
   void expire();
 
   // Handshake messages that a peer may have sent before it received the refusal.
@@ -104,7 +108,7 @@ class HandshakingConnection : public Connection,
   std::atomic<bool> open_{false};  // a copy of stage_ == open: sends need no lock
   mutable base::Mutex mutex_;
   Stage stage_ STITCH_GUARDED_BY(mutex_) = Stage::connecting;
-  std::deque<Transmit> queue_ STITCH_GUARDED_BY(mutex_);
+  std::list<Transmit> queue_ STITCH_GUARDED_BY(mutex_);
   std::optional<Error> reason_ STITCH_GUARDED_BY(mutex_);
 };
 

@@ -21,10 +21,11 @@ struct Run {
 }  // namespace
 
 bool run_until(std::chrono::steady_clock::time_point deadline, base::UniqueFunction<void()> task) {
-  const auto run = std::make_shared<Run>();
-  run->task = std::move(task);
+  std::shared_ptr<Run> run;
   std::thread thread;
   try {
+    run = std::make_shared<Run>();
+    run->task = std::move(task);
     thread = std::thread([run] {
       run->task();
       run->task = nullptr;  // before the waiting thread goes on: it may hold the last reference
@@ -32,8 +33,8 @@ bool run_until(std::chrono::steady_clock::time_point deadline, base::UniqueFunct
       run->done = true;
       run->changed.notify_all();
     });
-  } catch (const std::system_error&) {
-    run->task();
+  } catch (const std::exception&) {  // no thread, or no memory for one
+    (run && run->task ? run->task : task)();
     return true;
   }
   bool done = false;

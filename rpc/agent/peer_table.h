@@ -196,7 +196,7 @@ class PeerTable {
   void on_timer(Life& life) STITCH_EXCLUDES(mutex_);
   void reach(Life& life) STITCH_EXCLUDES(mutex_);
   void give_up(Life& life, const Error& reason) STITCH_EXCLUDES(mutex_);
-  void say_goodbye() STITCH_EXCLUDES(mutex_);
+  void say_goodbye() noexcept STITCH_EXCLUDES(mutex_);
   void acknowledge_later(const std::shared_ptr<Session>& session) noexcept;
   void lose_without_memory(Life& life, const Error& why) noexcept STITCH_EXCLUDES(mutex_);
   [[nodiscard]] std::shared_ptr<Session> make_session(Life& life);

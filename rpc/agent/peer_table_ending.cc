@@ -1,5 +1,6 @@
 // What a PeerTable sends, and how it ends.
 
+#include <new>
 #include <utility>
 #include <vector>
 
@@ -73,40 +74,56 @@ void PeerTable::expect_closing() {
                         STITCH_NO_THREAD_SAFETY_ANALYSIS { peer(life).expect_closing(); });
 }
 
+// Nobody can be told what has no memory here: a short lack of it is waited for.
 void PeerTable::close() {
   expect_closing();
   say_goodbye();
-  for (const auto& endpoint : endpoints_) endpoint->close();
-  for (const auto& endpoint : endpoints_) endpoint->join();
-  const Error closed(ErrorCode::shutting_down, "this worker has shut down");
-  std::vector<std::pair<Life*, Effects>> ends;
-  {
+  for (const auto& endpoint : endpoints_) base::patiently([&] { endpoint->close(); });
+  for (const auto& endpoint : endpoints_) base::patiently([&] { endpoint->join(); });
+  const Error closed = base::patiently(
+      [] { return Error(ErrorCode::shutting_down, "this worker has shut down"); });
+  std::vector<Life*> lives;
+  base::patiently([&] {
+    lives.clear();
     base::MutexLock lock(mutex_);
     early_.clear();
     strangers_.clear();
-    members_.for_each([&](Life& life) STITCH_NO_THREAD_SAFETY_ANALYSIS {
-      for (Life* each = &life; each != nullptr; each = each->previous) {
-        ends.emplace_back(each, Effects{});
-        peer(*each).close(closed, ends.back().second);
+    members_.for_each([&](Life& life) {
+      for (Life* each = &life; each != nullptr; each = each->previous) lives.push_back(each);
+    });
+  });
+  for (Life* life : lives) {
+    base::patiently([&] {
+      Effects effects;
+      {
+        base::MutexLock lock(mutex_);
+        peer(*life).close(closed, effects);
       }
+      perform(*life, std::move(effects));
     });
   }
-  for (auto& [life, effects] : ends) perform(*life, std::move(effects));
 }
 
-// Spares the peers the attempt to replace their connections to this worker.
-void PeerTable::say_goodbye() {
-  std::vector<ConnectionPtr> bound;
-  {
-    base::MutexLock lock(mutex_);
-    members_.for_each([&](Life& life) STITCH_NO_THREAD_SAFETY_ANALYSIS {
-      const auto& connection = peer(life).bound();
-      if (connection && life.info().id != self_) bound.push_back(connection->connection);
+// Spares the peers the attempt to replace their connections to this worker. One that is not told,
+// since there is no memory for that, finds it out.
+void PeerTable::say_goodbye() noexcept {
+  try {
+    std::vector<ConnectionPtr> bound;
+    base::patiently([&] {
+      bound.clear();
+      base::MutexLock lock(mutex_);
+      members_.for_each([&](Life& life) STITCH_NO_THREAD_SAFETY_ANALYSIS {
+        const auto& connection = peer(life).bound();
+        if (connection && life.info().id != self_) bound.push_back(connection->connection);
+      });
     });
+    Bind gone;
+    gone.step = Bind::Step::gone;
+    for (const auto& connection : bound)
+      base::patiently([&] { connection->send(gone.encode(), nullptr); });
+  } catch (const std::bad_alloc&) {
+    return;
   }
-  Bind gone;
-  gone.step = Bind::Step::gone;
-  for (const auto& connection : bound) connection->send(gone.encode(), nullptr);
 }
 
 }  // namespace stitch::rpc

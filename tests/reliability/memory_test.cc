@@ -473,6 +473,82 @@ TEST(PassesWithANodeThatThrows, FailWhereThereIsNoMemoryForLong) {
   for (int i = 0; i < 2; ++i) cluster[i].shutdown({.graceful = false});
 }
 
+// Calls without a deadline, to a peer that is lost: whatever its end has no memory for, they fail.
+TEST(PeersThatAreLost, FailTheirCallsWhicheverAllocationFails) {
+  const UnfailingMemory scaffold;
+  Watchdog watchdog(30s);
+  for (const std::int64_t failures : {1, 3}) {
+    std::int64_t failed = 1;
+    for (std::int64_t first = 1; failed != 0; ++first) {
+      watchdog.step();
+      ASSERT_LT(first, 1000);
+      Cluster cluster(2, [](Options& options) { options.rpc_timeout = 0s; });
+      std::vector<Future<int>> calls;
+      for (int i = 0; i < 4; ++i) calls.push_back(rpc_async<until_stopped>("worker1", 60'000));
+      ASSERT_TRUE(eventually([&] { return cluster[1].debug_info().at("rpc.calls_served") == 4; }));
+      const Error reason(ErrorCode::disconnected, "the test gives this worker up");
+      const WorkerInfo given_up = cluster[1].info();
+      FailingMemory::begin(first, failures);
+      std::thread([&] {
+        try {
+          cluster[0].agent()->peers().give_up(given_up, reason);
+        } catch (const std::bad_alloc&) {
+          // Not before it is lost: the calls say.
+        }
+      }).join();
+      for (const auto& call : calls) {
+        EXPECT_TRUE(call.wait_for(10s)) << "allocation " << first;
+        EXPECT_TRUE(call.ready() && call.has_error()) << "allocation " << first;
+      }
+      failed = FailingMemory::end();
+      if (HasFailure()) FailingMemory::print_where();
+      for (int i = 0; i < 2; ++i) cluster[i].shutdown({.graceful = false});
+      ASSERT_FALSE(HasFailure());
+    }
+  }
+}
+
+// Both leave, whichever of the two has no memory for a step of it: what is lost is repeated.
+TEST(GracefulShutdown, EndsInTimeWhicheverAllocationFails) {
+  constexpr auto kLimit = 5s;
+  const UnfailingMemory scaffold;
+  Watchdog watchdog(60s);
+  std::map<std::string, int> outcomes;
+  std::int64_t failed = 1;
+  for (std::int64_t first = 1; failed != 0; ++first) {
+    watchdog.step();
+    ASSERT_LT(first, 2000);
+    Cluster cluster(2, [&](Options& options) { options.shutdown_timeout = kLimit; });
+    require(rpc_sync<twice>("worker1", 2) == 4, "wrong result");
+    const auto begun = std::chrono::steady_clock::now();
+    FailingMemory::begin(first, 1);
+    std::vector<std::thread> leaving;
+    std::mutex mutex;
+    for (int i = 0; i < 2; ++i) {
+      leaving.emplace_back([&, i] {
+        // What it throws before it has begun may be called again.
+        for (int tries = 0; tries < 2; ++tries) {
+          try {
+            cluster[i].shutdown();
+          } catch (const std::exception& error) {
+            const UnfailingMemory own;
+            const std::lock_guard lock(mutex);
+            ++outcomes[error.what()];
+          }
+        }
+      });
+    }
+    for (auto& thread : leaving) thread.join();
+    failed = FailingMemory::end();
+    if (std::chrono::steady_clock::now() - begun >= kLimit) {
+      ADD_FAILURE() << "allocation " << first << ": its limit has passed";
+      FailingMemory::print_where();
+      break;
+    }
+  }
+  for (const auto& [text, count] : outcomes) std::printf("%5d  %s\n", count, text.c_str());
+}
+
 INSTANTIATE_TEST_SUITE_P(Cases, Memory, ::testing::ValuesIn(kCases),
                          [](const auto& info) { return std::string(info.param.name); });
 

@@ -142,6 +142,11 @@ class LoopbackConnection final : public HandshakingConnection {
   void finish_reading(const Error& error) {
     if (std::exchange(reading_, false)) ended(error);
   }
+  // Likewise; `how` completes "connection NAME".
+  void end(const char* how) {
+    finish_reading(base::patiently(
+        [&] { return Error(ErrorCode::disconnected, "connection " + name_ + how); }));
+  }
 
  protected:
   void transmit_handshake(base::Bytes message) override;
@@ -278,14 +283,11 @@ void LoopbackConnection::shut() {
     if (std::exchange(shut_, true)) return;
     to = other_.lock();
   }
-  thread().post([self = self()] {
-    self->finish_reading(
-        Error(ErrorCode::disconnected, "connection " + self->name_ + " is closed"));
-  });
+  // Without memory for a moment: endpoints wait for the end of both.
+  base::patiently([&] { thread().post([self = self()] { self->end(" is closed"); }); });
   if (to) {
-    peer_endpoint_->thread->post([to] {
-      to->finish_reading(
-          Error(ErrorCode::disconnected, "connection " + to->name_ + " was closed by the peer"));
+    base::patiently([&] {
+      peer_endpoint_->thread->post([to] { to->end(" was closed by the peer"); });
     });
   }
 }
@@ -356,18 +358,20 @@ void LoopbackEndpointState::accept(const std::shared_ptr<LoopbackConnection>& fr
 }
 
 void LoopbackEndpointState::close() {
-  const auto open = connections_.close();
+  // Without memory for a moment: join() waits for all of them.
+  const Error closed = base::patiently([] { return closed_endpoint_error(); });
+  const auto open = base::patiently([this] { return connections_.close(); });
   if (!open) return;
   std::string address;
   std::shared_ptr<const Endpoint::Accept> accept;
   {
     // listen() stores the address under this lock, unless the endpoint is closed.
     base::MutexLock lock(mutex_);
-    address = address_;
+    address.swap(address_);
     accept = std::move(accept_);
   }
   if (!address.empty()) network->impl().remove(address);
-  for (const auto& connection : *open) connection->close(closed_endpoint_error());
+  for (const auto& connection : *open) base::patiently([&] { connection->close(closed); });
 }
 
 void LoopbackEndpointState::join() {

@@ -8,6 +8,7 @@
 
 #include "stitch/base/exiting.h"
 #include "stitch/base/name_list.h"
+#include "stitch/base/patience.h"
 #include "stitch/transport/connection_set.h"
 #include "stitch/transport/endpoint_shell.h"
 #include "stitch/transport/ip_address.h"
@@ -359,7 +360,9 @@ void StreamEndpointState::begin_tcp(const std::shared_ptr<StreamConnection>& con
 }
 
 void StreamEndpointState::close() {
-  const auto open = connections_.close();
+  // Without memory for a moment: join() waits for all of them.
+  const Error closed = base::patiently([] { return closed_error(); });
+  const auto open = base::patiently([this] { return connections_.close(); });
   if (!open) return;
   std::vector<Poller::SourceId> listeners;
   {
@@ -367,8 +370,8 @@ void StreamEndpointState::close() {
     base::MutexLock lock(mutex_);
     listeners.swap(listeners_);
   }
-  for (const auto id : listeners) poller_->remove(id);
-  for (const auto& connection : *open) connection->close(closed_error());
+  for (const auto id : listeners) base::patiently([&] { poller_->remove(id); });
+  for (const auto& connection : *open) base::patiently([&] { connection->close(closed); });
 }
 
 void StreamEndpointState::join() {
