@@ -4,9 +4,13 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <cstddef>
+#include <cstdint>
 #include <iterator>
 #include <optional>
 
+#include "stitch/base/bytes.h"
+#include "stitch/rpc/membership/membership_protocol.h"
 #include "tests/rpc/membership_kinds.h"
 #include "tests/support/sanitizers.h"
 
@@ -36,6 +40,55 @@ TEST(MembershipSimulation, WorkersAgreeWhateverHappens) {
   }
   for (const int count : {all.verdicts, all.fenced, all.welcomed, all.left, all.refused})
     EXPECT_GT(count, kHistories / 4);
+}
+
+// A worker that comes back again and again costs the others what one life of it costs, and what an
+// old life says is not heard.
+TEST(MembershipSimulation, OnlyTheLastLifeOfAWorkerIsKept) {
+  using Protocol = MembershipProtocol;
+  constexpr std::uint64_t kRestarts = kSlow ? 2'000 : 100'000;
+  const MemberCard self{{"w0", WorkerId(0), 1}, {}, {}};
+  const MemberCard sponsor{{"w2", WorkerId(2), 1}, {}, {}};
+  const auto life = [](std::uint64_t epoch) {
+    return MemberCard{{"w1", WorkerId(1), epoch}, {"tcp://127.0.0.1:1"}, {}};
+  };
+  const auto bytes_of = [](const Protocol& protocol) {
+    base::Bytes bytes;
+    Notice{Notice::Step::list, {}, {}, {}, protocol.lives()}.write(bytes);
+    return bytes.size();
+  };
+  const KnownLife first[] = {{self}, {life(1)}, {sponsor}};
+  Protocol protocol(self, {});
+  protocol.start(first);
+  const std::size_t bytes = bytes_of(protocol);
+  Protocol::Time now{std::chrono::hours(1)};
+  for (std::uint64_t epoch = 2; epoch <= kRestarts; ++epoch) {
+    now += std::chrono::seconds(1);
+    if (epoch % 2 == 0) {  // else the new life is the first news of the end of the former
+      const Notice dead{Notice::Step::dead, life(epoch - 1).info, sponsor.info, "it was killed"};
+      ASSERT_EQ(protocol.on_notice(sponsor.info, dead, now).events.size(), 1U);
+    }
+    const Notice joined{Notice::Step::member, life(epoch).info, sponsor.info, {}, {{life(epoch)}}};
+    const auto effects = protocol.on_notice(sponsor.info, joined, now);
+    ASSERT_EQ(effects.events.size(), epoch % 2 == 0 ? 1U : 2U);
+    ASSERT_EQ(effects.events.back().kind, Protocol::Event::Kind::joined);
+  }
+  ASSERT_EQ(protocol.lives().size(), 3U);
+  EXPECT_EQ(bytes_of(protocol), bytes);
+  const KnownLife last[] = {{self}, {life(kRestarts)}, {sponsor}};
+  Protocol fresh(self, {});
+  fresh.start(last);
+  EXPECT_EQ(protocol.digest(), fresh.digest());
+  const auto accepted = [&](const WorkerInfo& from) {
+    const Notice dead{Notice::Step::dead, sponsor.info, from, "it was killed"};
+    return !protocol.on_notice(from, dead, now).events.empty();
+  };
+  for (const std::uint64_t epoch : {std::uint64_t{1}, kRestarts / 2, kRestarts - 1}) {
+    EXPECT_FALSE(accepted(life(epoch).info)) << epoch;
+    EXPECT_EQ(protocol.state(life(epoch).info), LifeState::dead) << epoch;
+    EXPECT_TRUE(protocol.obituary(life(epoch).info).has_value()) << epoch;
+  }
+  EXPECT_TRUE(accepted(life(kRestarts).info));
 }
 
 // Two workers have lost each other for good; a probe of the judge fails on its own side at first.
