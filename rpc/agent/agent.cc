@@ -106,7 +106,7 @@ void Agent::start(std::unique_ptr<PeerTable> peers, const std::vector<Member>& m
              membership_->on_notice(connection, from, message);
            },
        .obituary = [this](const WorkerInfo& info) { return membership_->obituary(info); },
-       .wanted = [this](std::uint64_t call) { return outgoing_calls_.contains(call); }});
+       .deadline = [this](std::uint64_t call) { return outgoing_calls_.deadline(call); }});
   membership_->begin_ticks();
 }
 

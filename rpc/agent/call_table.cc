@@ -26,6 +26,13 @@ bool CallTable::contains(std::uint64_t id) const {
   return calls_.contains(id);
 }
 
+std::optional<CallTable::Clock::time_point> CallTable::deadline(std::uint64_t id) const {
+  base::MutexLock lock(mutex_);
+  const auto found = calls_.find(id);
+  if (found == calls_.end()) return std::nullopt;
+  return found->second.deadline;
+}
+
 std::uint64_t CallTable::new_id() {
   base::MutexLock lock(mutex_);
   return next_++;

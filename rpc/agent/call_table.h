@@ -66,6 +66,9 @@ class CallTable {
   // throws, `call` is what it was.
   std::uint64_t add(OutstandingCall&& call) STITCH_EXCLUDES(mutex_);
   [[nodiscard]] bool contains(std::uint64_t id) const STITCH_EXCLUDES(mutex_);
+  // max() for none; nothing if the call is not outstanding.
+  [[nodiscard]] std::optional<Clock::time_point> deadline(std::uint64_t id) const
+      STITCH_EXCLUDES(mutex_);
   // Another id of the same kind.
   [[nodiscard]] std::uint64_t new_id() STITCH_EXCLUDES(mutex_);
   // A call that has waited is about to be sent, and has a share of its flow from now on. False, and

@@ -53,6 +53,7 @@ IncomingCall::IncomingCall(std::shared_ptr<Agent> agent,
   const std::chrono::nanoseconds timeout(header.timeout_ns);
   if (timeout.count() > 0 && timeout < Clock::time_point::max() - arrived_)
     due_ = arrived_ + timeout;
+  if (timeout.count() < 0) due_ = arrived_;
   context_.deadline = due_;
   context_.stop = stop_;
 }
@@ -256,7 +257,7 @@ IncomingCall::Progress IncomingCall::progress() const noexcept {
     return {runs ? Stage::running : Stage::waiting, Clock::time_point(Clock::duration(began))};
   }
   if (due_ == Clock::time_point::max()) return {};
-  return {Stage::queued, due_ - std::chrono::nanoseconds(header_.timeout_ns)};
+  return {Stage::queued, arrived_};
 }
 
 bool IncomingCall::context_is_current() const noexcept {

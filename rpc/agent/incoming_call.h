@@ -24,7 +24,7 @@ class Agent;
 struct CallHeader {
   std::uint64_t call_id = 0;      // chosen by the caller; 0 for a one-way call
   std::uint64_t function_id = 0;  // 0: none, an extension handles the request
-  std::int64_t timeout_ns = 0;    // time left until the deadline; 0: none
+  std::int64_t timeout_ns = 0;    // time left until the deadline; see time_left.h
   static constexpr std::size_t kBytes = 24;
 };
 

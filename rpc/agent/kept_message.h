@@ -10,7 +10,7 @@
 namespace stitch::rpc {
 
 // A message from send() until the peer has received it; part of Session. `message`, `number` and
-// `bytes` are constant but for withdraw().
+// `bytes` are constant but for replace() and change_time_left().
 struct Session::Kept {
   static void* operator new(std::size_t bytes) { return base::take_recycled(bytes); }
   static void operator delete(void* at, std::size_t bytes) noexcept { base::recycle(at, bytes); }

@@ -12,6 +12,7 @@
 #include "stitch/rpc/message/archive.h"
 #include "stitch/rpc/message/frame_kinds.h"
 #include "stitch/rpc/message/tensor_codec.h"
+#include "stitch/rpc/message/time_left.h"
 
 namespace stitch::rpc {
 
@@ -22,9 +23,8 @@ void complete_header(transport::Message& message, std::uint64_t call_id,
                      std::chrono::nanoseconds timeout) {
   std::byte* const header = message.frame.data() + transport::FrameBuilder::body_offset();
   const auto id = base::to_wire_order(call_id);
-  const auto ns = base::to_wire_order(static_cast<std::int64_t>(timeout.count()));
   std::memcpy(header, &id, sizeof(id));
-  std::memcpy(header + 16, &ns, sizeof(ns));
+  put_time_left(message.frame, timeout.count());
 }
 
 // The request that this thread is sending, the innermost one. Most requests are written before the

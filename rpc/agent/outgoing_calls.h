@@ -75,7 +75,10 @@ class OutgoingCalls {
   void stop();
 
   // ---- what is pending
-  [[nodiscard]] bool contains(std::uint64_t call_id) const { return table_.contains(call_id); }
+  // As CallTable::deadline().
+  [[nodiscard]] std::optional<Clock::time_point> deadline(std::uint64_t call_id) const {
+    return table_.deadline(call_id);
+  }
   [[nodiscard]] std::size_t size() const noexcept { return table_.size(); }
   // As CallTable::list().
   [[nodiscard]] std::vector<OutstandingCall> list() const { return table_.list(); }

@@ -58,8 +58,8 @@ class PeerTable {
         on_notice{};
     // A life that is over has connected: what to tell it; nothing to say nothing.
     std::function<std::optional<transport::Message>(const WorkerInfo&)> obituary{};
-    // Whether the call of a waiting request is still outstanding.
-    std::function<bool(std::uint64_t call_id)> wanted;
+    // As Session::Events::deadline, of a call that this worker has made.
+    std::function<std::optional<Clock::time_point>(std::uint64_t call_id)> deadline;
     // The clock of call_at.
     Peer::Now now = &Clock::now;
     // Tells the person who runs this worker: a line. Null: on stderr.
@@ -124,14 +124,17 @@ class PeerTable {
   void inquire(Inquiry inquiry);
 
   // Sends over `connection`, which on_message has named, or if null over the peer's session, which
-  // is connected when needed. A message that waits for that is dropped with `cancelled` if
-  // `call_id` (not 0) is not wanted any more. Otherwise it arrives once, or the peer is lost;
-  // `done` as for Connection::send.
+  // is connected when needed. A request that waits for that is dropped with `cancelled` if its
+  // call, `call_id` (not 0), is over, and says how much time that has left when it is sent. Else a
+  // message arrives once, or the peer is lost; `done` as for Connection::send.
   void send(const WorkerInfo& to, const std::shared_ptr<transport::Connection>& connection,
             transport::Message message, transport::SendDone done, std::uint64_t call_id = 0)
       STITCH_EXCLUDES(mutex_);
-  // Whether the call still waits for its answer.
-  [[nodiscard]] bool wanted(std::uint64_t call_id) const { return events_.wanted(call_id); }
+  // Of a call that this worker has made; max() for none, nothing if it waits for no answer any
+  // more.
+  [[nodiscard]] std::optional<Clock::time_point> deadline(std::uint64_t call_id) const {
+    return events_.deadline(call_id);
+  }
   // Opens a connection to a worker unless there is one; if the worker is gone, on_lost is called.
   // Does not wait.
   void reach(WorkerId id) STITCH_EXCLUDES(mutex_);

@@ -45,9 +45,10 @@ std::shared_ptr<Session> PeerTable::make_session(Life& life) {
   const std::size_t max_untold =
       std::clamp(flow_limits_.bytes / 64, std::size_t{1} << 20, std::size_t{32} << 20);
   return std::make_shared<Session>(
-      Session::Events{.wanted = [this](std::uint64_t call_id) { return events_.wanted(call_id); },
-                      .on_close = [this, &life](const Error& why) { give_up(life, why); },
-                      .on_unconnected = [this, &life] { reach(life); }},
+      Session::Events{
+          .deadline = [this](std::uint64_t call_id) { return events_.deadline(call_id); },
+          .on_close = [this, &life](const Error& why) { give_up(life, why); },
+          .on_unconnected = [this, &life] { reach(life); }},
       max_passed_on, max_untold);
 }
 

@@ -12,6 +12,7 @@
 #include "stitch/rpc/message/archive.h"
 #include "stitch/rpc/message/frame_kinds.h"
 #include "stitch/rpc/message/tensor_codec.h"
+#include "stitch/rpc/message/time_left.h"
 
 namespace stitch::rpc {
 
@@ -250,9 +251,13 @@ void Sender::send_when_open(const WorkerInfo& to,
       sent.attachments.tell(why);
       sent.done(why);
     };
-    // Its caller may have given up meanwhile.
-    if (!error && call_id != 0 && !peers_->wanted(call_id))
-      error.emplace(ErrorCode::cancelled, "it was not wanted any more before it was sent");
+    // Its caller may have given up meanwhile, and its deadline has come nearer.
+    if (!error && call_id != 0) {
+      const auto deadline = peers_->deadline(call_id);
+      put_time_left(waiting->message.frame, time_left(deadline));
+      if (!deadline)
+        error.emplace(ErrorCode::cancelled, "it was not wanted any more before it was sent");
+    }
     if (error) {
       const std::shared_ptr<Sender> alive(self_);
       end(*waiting, error);

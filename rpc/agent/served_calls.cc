@@ -62,6 +62,7 @@ void ServedCalls::on_request(const std::shared_ptr<transport::Connection>& conne
                             call->caller().epoch, call->id(), call->function_name());
   switch (table_.add(call)) {
     case IncomingTable::Added::serve:
+      if (header.timeout_ns < 0) call->request_stop();  // likewise
       break;
     case IncomingTable::Added::cancelled:
       call->request_stop();  // it will not be run

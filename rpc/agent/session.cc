@@ -135,8 +135,12 @@ void Session::keep(Kept& kept) {
 }
 
 void Session::transmit(Kept& kept, transport::Connection& connection) {
+  transmit(kept, base::Bytes::borrowed(kept.message.frame), connection);
+}
+
+void Session::transmit(Kept& kept, base::Bytes frame, transport::Connection& connection) {
   try {
-    transport::Message bytes{base::Bytes::borrowed(kept.message.frame), kept.message.buffers};
+    transport::Message bytes{std::move(frame), kept.message.buffers};
     connection.send(std::move(bytes),
                     [this, &kept](const std::optional<Error>& error) { transmitted(kept, error); });
   } catch (...) {
@@ -179,10 +183,8 @@ void Session::refused(Kept& kept, const Error& why) {
 
 bool Session::replace(Kept& kept, transport::Message& skip) {
   // If only the list and the caller hold it, no other thread reads the message.
-  const Kept* const first = streams_[kept.stream].first;
-  const bool listed = first != nullptr && first->number <= kept.number;
   constexpr std::uint32_t kTwoAndNotTold = 2;
-  if (!listed || kept.state.load(std::memory_order_acquire) != kTwoAndNotTold) return false;
+  if (!lists(kept) || kept.state.load(std::memory_order_acquire) != kTwoAndNotTold) return false;
   transport::FrameNumbers numbers;
   numbers.number = kept.number | (kept.stream == 0 ? 0 : transport::FrameNumbers::kLarge);
   numbers.received = received();

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -43,8 +44,10 @@ class Session final : public transport::Connection {
   using ConnectionPtr = std::shared_ptr<transport::Connection>;
   using Received = std::array<std::uint64_t, transport::FrameNumbers::kStreams>;
   struct Events {
-    // Whether the call of a request that has not been sent yet is still outstanding.
-    std::function<bool(std::uint64_t call_id)> wanted;
+    // The deadline of the call of a request that has waited, or is sent again; max() for none,
+    // nothing if the call is not outstanding any more.
+    std::function<std::optional<std::chrono::steady_clock::time_point>(std::uint64_t call_id)>
+        deadline;
     // close() has been called: the peer is to be given up.
     std::function<void(const Error& reason)> on_close;
     // A message waits, and there is no connection.
@@ -150,6 +153,7 @@ class Session final : public transport::Connection {
   };
 
   void keep(Kept& kept) STITCH_REQUIRES(mutex_);
+  // Whether it is kept: the peer has not said that it has it.
   [[nodiscard]] bool lists(const Kept& kept) const STITCH_REQUIRES(mutex_);
   // The connection that is attached; `alive` keeps it where the session itself does not.
   [[nodiscard]] transport::Connection* in_use(ConnectionPtr& alive) const STITCH_REQUIRES(mutex_) {
@@ -165,6 +169,15 @@ class Session final : public transport::Connection {
   void acknowledgment_sent() STITCH_EXCLUDES(mutex_);
   void send_kept(std::uint64_t generation) STITCH_EXCLUDES(mutex_);
   void transmit(Kept& kept, transport::Connection& connection);
+  // `frame` has the bytes of its frame.
+  void transmit(Kept& kept, base::Bytes frame, transport::Connection& connection);
+  // A request that has waited, or is sent again, says how much time its call has left by now. It is
+  // withdrawn if its call is over and no connection has had it: else the peer may have it, and is
+  // to have what layers above have added to it.
+  void transmit_request(Kept& kept, bool first, transport::Connection& connection)
+      STITCH_EXCLUDES(mutex_);
+  // False, and nothing has changed, if another thread may read the message. The caller holds it.
+  [[nodiscard]] bool change_time_left(Kept& kept, std::int64_t ns) STITCH_EXCLUDES(mutex_);
   void transmitted(Kept& kept, const std::optional<Error>& error) STITCH_EXCLUDES(mutex_);
   // A connection refuses this message: its number is sent without it. The peer is given up if
   // another connection has passed the message on, or may.

@@ -2,6 +2,8 @@
 
 #include <array>
 #include <cstddef>
+#include <cstdint>
+#include <new>
 #include <span>
 #include <string>
 #include <utility>
@@ -9,8 +11,20 @@
 #include "stitch/rpc/agent/kept_message.h"
 #include "stitch/rpc/agent/session.h"
 #include "stitch/rpc/message/frame_kinds.h"
+#include "stitch/rpc/message/time_left.h"
 
 namespace stitch::rpc {
+
+namespace {
+
+// Whether it is the frame of a request: what was withdrawn is one no more.
+bool has_time_left(const base::Bytes& frame) noexcept {
+  const auto head = transport::peek_frame(frame);
+  return head && head->kind == wire::kRequest &&
+         head->body.size() >= kTimeLeftOffset + sizeof(std::int64_t);
+}
+
+}  // namespace
 
 void Session::attach(const ConnectionPtr& connection, std::uint64_t generation,
                      const Received& received_by_peer) {
@@ -70,13 +84,45 @@ void Session::send_kept(std::uint64_t generation) {
     settle(done_with);
     if (count == 0) break;
     for (const ToSend& each : std::span(batch).first(count)) {
-      if (each.first && each.kept->call_id != 0 && !events_.wanted(each.kept->call_id))
-        withdraw_unwanted(*each.kept);
-      transmit(*each.kept, *connection);
+      if (each.kept->call_id == 0) {
+        transmit(*each.kept, *connection);
+      } else {
+        transmit_request(*each.kept, each.first, *connection);
+      }
     }
   }
   // What came meanwhile could not be acknowledged.
   acknowledge();
+}
+
+bool Session::lists(const Kept& kept) const {
+  const Kept* const first = streams_[kept.stream].first;
+  return first != nullptr && first->number <= kept.number;
+}
+
+void Session::transmit_request(Kept& kept, bool first, transport::Connection& connection) {
+  const auto deadline = events_.deadline(kept.call_id);
+  if (first && !deadline) withdraw_unwanted(kept);
+  const std::int64_t left = time_left(deadline);
+  if (!has_time_left(kept.message.frame) || change_time_left(kept, left))
+    return transmit(kept, connection);
+  // The former connection may not have let go of it yet.
+  base::Bytes copy;
+  try {
+    copy.append(kept.message.frame.data(), kept.message.frame.size());
+  } catch (const std::bad_alloc&) {
+    return transmit(kept, connection);  // with the time that it had
+  }
+  put_time_left(copy, left);
+  transmit(kept, std::move(copy), connection);
+}
+
+bool Session::change_time_left(Kept& kept, std::int64_t ns) {
+  base::MutexLock lock(mutex_);
+  // As in replace(): only the list and the caller hold it.
+  if (!lists(kept) || kept.holders() != 2) return false;
+  put_time_left(kept.message.frame, ns);
+  return true;
 }
 
 void Session::withdraw_unwanted(Kept& kept) {

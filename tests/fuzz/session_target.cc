@@ -86,9 +86,10 @@ static bool run_numbers(Choices choices) {
   bool refused = false;
   unsigned delivered = 0;
   std::vector<std::shared_ptr<Line>> lines;
-  Session session(Session::Events{.wanted = [](std::uint64_t) { return true; },
-                                  .on_close = [](const Error&) {},
-                                  .on_unconnected = [] {}});
+  Session session(Session::Events{
+      .deadline = [](std::uint64_t) { return std::chrono::steady_clock::time_point::max(); },
+      .on_close = [](const Error&) {},
+      .on_unconnected = [] {}});
   const auto attach = [&](const Session::Received& received) {
     lines.push_back(std::make_shared<Line>((first & 32) != 0));
     session.attach(lines.back(), lines.size(), received);

@@ -154,7 +154,7 @@ class BindSteps : public testing::Test {
                        lost_.emplace_back(reason.what());
                      },
                  .call_at = [this](auto when, auto task) { loop_.call_at(when, std::move(task)); },
-                 .wanted = [](std::uint64_t) { return true; }});
+                 .deadline = [](std::uint64_t) { return PeerTable::Clock::time_point::max(); }});
   }
   ~BindSteps() override {
     table.close();

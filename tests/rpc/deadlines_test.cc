@@ -6,6 +6,7 @@
 #include <atomic>
 #include <chrono>
 #include <map>
+#include <memory>
 #include <optional>
 #include <random>
 #include <regex>
@@ -16,8 +17,10 @@
 
 #include "stitch/base/event_loop.h"
 #include "stitch/rpc/agent/agent.h"
+#include "stitch/rpc/agent/bind_frame.h"
 #include "stitch/rpc/agent/deadline_heap.h"
 #include "stitch/rpc/agent/deadline_watch.h"
+#include "stitch/rpc/future/execution_context.h"
 #include "stitch/rpc/message/frame_kinds.h"
 #include "stitch/rpc/message/message.h"
 #include "stitch/rpc/worker.h"
@@ -129,6 +132,73 @@ TEST_F(DeadlineFaults, ARequestOvertakenByItsCancelDoesNotRun) {
     EXPECT_EQ(stitch::rpc_sync<count_run>("worker1"), 2) << "sent after both";
   }
   EXPECT_EQ(runs, 2);
+}
+
+constexpr auto kTimeToReconnect = 300ms;
+
+// The first request breaks its connection, and the other one takes kTimeToReconnect.
+class BrokenAtFirst {
+ public:
+  BrokenAtFirst()
+      : faults_(
+            [broken = broken_](std::uint32_t, std::uint32_t, std::uint64_t, const auto& message) {
+              Fate fate;
+              const auto kind = kind_of(message);
+              if (kind == stitch::rpc::wire::kRequest) {
+                fate.fail = !broken->exchange(true);
+              } else if (kind == stitch::rpc::wire::kBind && *broken) {
+                const auto body = stitch::transport::FrameView(message).body();
+                if (stitch::rpc::Bind::decode(body).step == stitch::rpc::Bind::Step::offer)
+                  fate.delay = kTimeToReconnect;
+              }
+              return fate;
+            }) {}
+  [[nodiscard]] bool broken() const { return *broken_; }
+
+ private:
+  const std::shared_ptr<std::atomic<bool>> broken_ = std::make_shared<std::atomic<bool>>(false);
+  const LoopbackFaults faults_;
+};
+
+std::int64_t nanoseconds_left() {
+  const std::chrono::nanoseconds left =
+      stitch::rpc::ExecutionContext::current().deadline - std::chrono::steady_clock::now();
+  return left.count();
+}
+
+TEST_F(DeadlineFaults, ADeadlineIsTheSameWhenTheConnectionBreaks) {
+  Cluster cluster(2, [](stitch::Options& options) { options.reconnect_timeout = 10s; });
+  EXPECT_EQ(stitch::rpc_sync<count_run>("worker1"), 1);
+  const BrokenAtFirst connection;
+  const auto left = stitch::rpc_async<nanoseconds_left>({.to = "worker1", .timeout = 20s});
+  EXPECT_TRUE(connection.broken());
+  EXPECT_LE(std::chrono::nanoseconds(left.get()), 20s - kTimeToReconnect);
+  EXPECT_GE(cluster[0].debug_info().at("rpc.resent"), 1);
+}
+
+// Before the CANCEL behind its request is read.
+int count_run_where_read() { return ++runs; }
+STITCH_INLINE(count_run_where_read);
+
+TEST_F(DeadlineFaults, ACallThatIsOverBeforeItIsSentAgainDoesNotRun) {
+  Cluster cluster(2, [](stitch::Options& options) { options.reconnect_timeout = 10s; });
+  EXPECT_EQ(stitch::rpc_sync<count_run>("worker1"), 1);
+  {
+    const BrokenAtFirst connection;
+    auto cancelled = stitch::rpc_async<count_run_where_read>("worker1");
+    EXPECT_TRUE(connection.broken());
+    cancelled.cancel();
+    EXPECT_EQ(stitch::rpc_sync<count_run>("worker1"), 2) << "sent after it";
+  }
+  {
+    const BrokenAtFirst connection;
+    const auto late = stitch::rpc_async<count_run_where_read>({.to = "worker1", .timeout = 20ms});
+    EXPECT_TRUE(connection.broken());
+    EXPECT_EQ(error_of([&] { static_cast<void>(late.get()); }).code(), ErrorCode::timeout);
+    EXPECT_EQ(stitch::rpc_sync<count_run>("worker1"), 3) << "sent after it";
+  }
+  EXPECT_EQ(runs, 3);
+  EXPECT_GE(cluster[0].debug_info().at("rpc.resent"), 2) << "they were sent again";
 }
 
 TEST_F(DeadlineFaults, StopTheHandlerOfASilentCaller) {

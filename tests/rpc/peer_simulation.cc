@@ -165,7 +165,9 @@ class PeerSimulation::World {
     events.on_stranger = [](const auto& connection, const auto&, const auto&) {
       connection->close(Error(ErrorCode::disconnected, "no stranger is wanted"));
     };
-    events.wanted = [this](std::uint64_t call) { return call % 2 == 0; };
+    events.deadline = [](std::uint64_t call) {
+      return call % 2 == 0 ? std::optional(PeerTable::Clock::time_point::max()) : std::nullopt;
+    };
     events.now = [this] { return network_.now(); };
     events.say = [this, index](const std::string& line) { on_said(*workers_[index], line); };
     worker.started = true;

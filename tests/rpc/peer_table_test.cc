@@ -150,7 +150,11 @@ class Node {
                lost_.push_back(peer.name + ": " + reason.what());
              },
          .call_at = [this](auto when, auto task) { loop_.call_at(when, std::move(task)); },
-         .wanted = [this](std::uint64_t call) { return call != unwanted; }});
+         .deadline =
+             [this](std::uint64_t call) {
+               return call != unwanted ? std::optional(PeerTable::Clock::time_point::max())
+                                       : std::nullopt;
+             }});
   }
   ~Node() {
     table_.close();

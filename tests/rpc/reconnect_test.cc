@@ -89,7 +89,7 @@ class Node {
                lost_.emplace_back(reason.what());
              },
          .call_at = [this](auto when, auto task) { loop_.call_at(when, std::move(task)); },
-         .wanted = [](std::uint64_t) { return true; }});
+         .deadline = [](std::uint64_t) { return PeerTable::Clock::time_point::max(); }});
   }
   void send(std::uint32_t to, std::uint64_t number, std::size_t bytes_beside = 0) {
     table_.send(table_.find(WorkerId(to)), nullptr, message_of(number, bytes_beside),

@@ -57,6 +57,9 @@ stitch_mutated_copy(rpc/agent/session_connections.cc tests/rpc/session_mutations
   [[      usable_ = count == 0;]]
   [[      usable_ = count == 0 || broken(Mutation::lets_others_overtake);]]
 
+  [[  if (!has_time_left(kept.message.frame) ||]]
+  [[  if (broken(Mutation::says_the_old_time) || !has_time_left(kept.message.frame) ||]]
+
   [[    if (replaced) tell(kept, why);]]
   [[    if (replaced || broken(Mutation::reports_too_early)) tell(kept, why);]]
 

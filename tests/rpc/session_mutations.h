@@ -17,7 +17,8 @@ enum class Mutation {
   reports_too_early,        // that a message was withdrawn, though another connection has it
   reports_what_may_arrive,  // as refused, though another connection has it
   fails_what_may_arrive,    // at the end of the session, though a connection holds it
-  last = fails_what_may_arrive,
+  says_the_old_time,        // in a request that is sent again
+  last = says_the_old_time,
 };
 
 // Whether this mutation is turned on.

@@ -2,7 +2,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
+#include <cstring>
 #include <deque>
 #include <memory>
 #include <optional>
@@ -10,20 +12,31 @@
 #include <utility>
 #include <vector>
 
+#include "stitch/base/byte_io.h"
+#include "stitch/base/bytes.h"
 #include "stitch/rpc/agent/bind_frame.h"
 #include "stitch/rpc/agent/session.h"
 #include "stitch/rpc/message/frame_kinds.h"
+#include "stitch/rpc/message/time_left.h"
 
 namespace stitch::rpc::test {
 namespace {
 
 using Outcome = std::optional<Error>;
+using Clock = std::chrono::steady_clock;
 
 transport::Message message_of(std::uint16_t kind, std::size_t bytes = 8) {
   transport::FrameBuilder frame(kind);
   frame.body().resize(frame.body().size() + bytes);
   frame.end_body();
   return std::move(frame).finish();
+}
+
+// What a request says of the time that its call has left.
+std::int64_t time_in(const base::Bytes& frame) {
+  std::int64_t left = 0;
+  std::memcpy(&left, transport::peek_frame(frame)->body.data() + kTimeLeftOffset, sizeof(left));
+  return base::to_wire_order(left);
 }
 
 // As it comes from a peer.
@@ -41,6 +54,7 @@ class Held final : public transport::Connection {
   void send(transport::Message message, transport::SendDone done) override {
     kinds.push_back(transport::peek_frame(message.frame)->kind);
     numbers.push_back(*transport::numbers_of(message.frame));
+    last = std::move(message.frame);
     if (passes_on) return done(std::nullopt);
     dones.push_back(std::move(done));
   }
@@ -60,6 +74,7 @@ class Held final : public transport::Connection {
   std::vector<std::uint16_t> kinds;
   std::vector<transport::FrameNumbers> numbers;
   std::deque<transport::SendDone> dones;
+  base::Bytes last;  // the frame that it was given last; the session may hold its bytes
 
  private:
   transport::Hello hello_;
@@ -81,13 +96,23 @@ class Sessions : public testing::Test {
     session.send(message_of(wire::kRequest, bytes),
                  [this, at](const Outcome& error) { outcomes[at].push_back(error); });
   }
+  // Sends the request of a call that says it has `left`; its outcome likewise.
+  void call(std::int64_t left) {
+    const std::size_t at = outcomes.size();
+    outcomes.emplace_back();
+    transport::Message message = message_of(wire::kRequest, 32);
+    put_time_left(message.frame, left);
+    session.send(
+        std::move(message), [this, at](const Outcome& error) { outcomes[at].push_back(error); }, 7);
+  }
   [[nodiscard]] static ErrorCode code_of(const std::vector<Outcome>& told) {
     return told.size() == 1 && told[0] ? told[0]->code() : ErrorCode::internal;
   }
 
   std::vector<Error> closed;
   std::vector<std::vector<Outcome>> outcomes;
-  Session session{Session::Events{.wanted = [](std::uint64_t) { return true; },
+  std::optional<Clock::time_point> deadline = Clock::time_point::max();  // of all calls
+  Session session{Session::Events{.deadline = [this](std::uint64_t) { return deadline; },
                                   .on_close = [this](const Error& why) { closed.push_back(why); },
                                   .on_unconnected = [] {}},
                   kLimit};
@@ -256,6 +281,64 @@ TEST_F(Sessions, GiveUpThePeerWhenATransportRefusesWhatAnotherHolds) {
   const Error gone(ErrorCode::disconnected, "the peer is given up");
   session.end(gone, gone);
   EXPECT_EQ(code_of(outcomes[0]), ErrorCode::disconnected);
+}
+
+// An hour and a second, in ns, as requests say it.
+constexpr std::int64_t kHour = std::chrono::nanoseconds(std::chrono::hours(1)).count();
+constexpr std::int64_t kSecond = std::chrono::nanoseconds(std::chrono::seconds(1)).count();
+
+TEST_F(Sessions, SayHowMuchTimeIsLeftWhenARequestIsSentAgain) {
+  auto connection = attach(1);
+  call(kHour);
+  EXPECT_EQ(time_in(connection->last), kHour);
+  std::uint64_t generation = 1;
+  const auto time_said_again = [&](std::optional<Clock::time_point> until) {
+    connection->finish(Error(ErrorCode::disconnected, "cut"));
+    session.detach(connection);
+    deadline = until;
+    connection = attach(++generation);
+    EXPECT_EQ(connection->kinds, std::vector<std::uint16_t>{wire::kRequest});
+    return time_in(connection->last);
+  };
+  const std::int64_t left = time_said_again(Clock::now() + std::chrono::minutes(30));
+  EXPECT_LE(left, kHour / 2);
+  EXPECT_GT(left, kHour / 4);
+  EXPECT_EQ(time_said_again(Clock::time_point::max()), 0) << "without a limit";
+  EXPECT_LT(time_said_again(Clock::now() - std::chrono::seconds(1)), 0) << "it has passed";
+  EXPECT_LT(time_said_again(std::nullopt), 0) << "the call has been cancelled";
+  EXPECT_TRUE(outcomes[0].empty()) << "the peer may have it";
+  connection->finish(std::nullopt);
+  ASSERT_EQ(outcomes[0].size(), 1u);
+  EXPECT_FALSE(outcomes[0][0]);
+}
+
+TEST_F(Sessions, SayHowMuchTimeIsLeftWhenARequestHasWaitedForAConnection) {
+  call(kHour);
+  deadline = Clock::now() + std::chrono::seconds(1);
+  const auto connection = attach(1);
+  EXPECT_LE(time_in(connection->last), kSecond);
+  session.detach(connection);
+  connection->finish(Error(ErrorCode::disconnected, "cut"));
+  call(kHour);
+  deadline.reset();
+  const auto next = attach(2);
+  EXPECT_EQ(next->kinds, (std::vector<std::uint16_t>{wire::kRequest, wire::kSkip}))
+      << "what no connection has had is withdrawn";
+  EXPECT_EQ(code_of(outcomes[1]), ErrorCode::cancelled);
+  while (!next->dones.empty()) next->finish(std::nullopt);
+}
+
+TEST_F(Sessions, DoNotChangeARequestThatATransportMayStillRead) {
+  const auto former = attach(1);
+  call(kHour);
+  session.detach(former);  // it has not let go of the message yet
+  deadline = Clock::now() + std::chrono::seconds(1);
+  const auto connection = attach(2);
+  EXPECT_EQ(time_in(former->last), kHour);
+  EXPECT_LE(time_in(connection->last), kSecond);
+  former->finish(Error(ErrorCode::disconnected, "cut"));
+  EXPECT_LE(time_in(connection->last), kSecond);
+  connection->finish(std::nullopt);
 }
 
 TEST_F(Sessions, DropTheConnectionsThatAreNotUsedAnyMore) {

@@ -1,17 +1,21 @@
+// One file, though long: the world of a simulated history, its steps and its rules stand together.
 #include "tests/rpc/session_simulation.h"
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstring>
 #include <deque>
 #include <optional>
 #include <random>
 #include <set>
+#include <span>
 #include <utility>
 #include <vector>
 
 #include "stitch/rpc/agent/session.h"
 #include "stitch/rpc/message/frame_kinds.h"
+#include "stitch/rpc/message/time_left.h"
 #include "stitch/transport/wire/record.h"
 
 namespace stitch::rpc::test {
@@ -22,10 +26,18 @@ static_assert(Session::kSmallBytes == transport::kSmallMessageBytes);
 static_assert(Session::kSmallBuffers == transport::kSmallMessageBuffers);
 
 constexpr std::uint16_t kText = 0x700;
+constexpr auto kNoDeadline = std::chrono::steady_clock::time_point::max();
 
-transport::Message message_of(std::uint64_t id, bool large) {
-  transport::FrameBuilder frame(kText);
-  frame.body().append(&id, sizeof(id));
+// What a request says of its time when it is first sent. Calls have no deadline.
+constexpr std::int64_t kFirstTime = 7;
+
+// Those that carry an id: the messages that the two sides send each other.
+bool is_message(std::uint16_t kind) { return kind == kText || kind == wire::kRequest; }
+
+transport::Message message_of(std::uint64_t id, bool large, bool request) {
+  transport::FrameBuilder frame(request ? std::uint16_t{wire::kRequest} : kText);
+  const std::array<std::uint64_t, 3> body{id, 0, kFirstTime};
+  frame.body().append(body.data(), sizeof(body));
   if (large) frame.body().resize(frame.body().size() + transport::kSmallMessageBytes);
   frame.end_body();
   return std::move(frame).finish();
@@ -38,7 +50,10 @@ class SessionSimulation::World {
   explicit World(std::uint64_t seed) : random_(seed) {
     for (std::size_t side = 0; side < 2; ++side) {
       sides_[side].session = std::make_shared<Session>(Session::Events{
-          .wanted = [this](std::uint64_t call) { return !unwanted_.contains(call); },
+          .deadline =
+              [this](std::uint64_t call) {
+                return unwanted_.contains(call) ? std::nullopt : std::optional(kNoDeadline);
+              },
           .on_close =
               [this](const Error& why) {
                 if (why.code() != ErrorCode::unimplemented)
@@ -112,6 +127,7 @@ class SessionSimulation::World {
     int told = 0;
     bool failed = false;
     std::uint64_t call = 0;
+    int given = 0;  // to how many connections, before they had ended
   };
   struct Side {
     std::shared_ptr<Session> session;
@@ -131,6 +147,8 @@ class SessionSimulation::World {
   }
 
   void step() {
+    // A call is given up.
+    if (last_call_ > 0 && below(8) == 0) unwanted_.insert(1 + random_() % last_call_);
     const auto side = static_cast<std::size_t>(below(2));
     const int what = below(100);
     if (what < 35) {
@@ -179,7 +197,7 @@ class SessionSimulation::World {
     }
     side.messages.push_back(sent);
     side.session->send(
-        message_of(id, sent.large),
+        message_of(id, sent.large, sent.call != 0),
         [this, &side, id](const std::optional<Error>& error) {
           Sent& told = side.messages[id];
           if (++told.told > 1) fail("the end of message " + std::to_string(id) + " was told twice");
@@ -210,9 +228,10 @@ class SessionSimulation::World {
     }
     const auto head = transport::peek_frame(message.frame);
     std::uint64_t id = 0;
-    if (head->kind == kText) std::memcpy(&id, head->body.data(), sizeof(id));
+    if (is_message(head->kind)) std::memcpy(&id, head->body.data(), sizeof(id));
+    if (head->kind == wire::kRequest) check_time(half.side_, id, head->body);
     // What no connection has passed on yet may be refused by itself.
-    if (head->kind == kText && sides_[half.side_].messages.at(id).told == 0 && below(200) == 0) {
+    if (is_message(head->kind) && sides_[half.side_].messages.at(id).told == 0 && below(200) == 0) {
       if (done) done(Error(ErrorCode::unimplemented, "this message is not carried here"));
       return;
     }
@@ -221,6 +240,16 @@ class SessionSimulation::World {
     queued.large = message.frame.size() > transport::kSmallMessageBytes;
     queued.done = std::move(done);
     half.queue.push_back(std::move(queued));
+  }
+
+  // A request that is sent again says whether its call is over by then.
+  void check_time(std::size_t from, std::uint64_t id, std::span<const std::byte> body) {
+    Sent& sent = sides_[from].messages.at(id);
+    if (sent.given++ == 0) return;
+    std::int64_t left = 0;
+    std::memcpy(&left, body.data() + kTimeLeftOffset, sizeof(left));
+    if (left != (unwanted_.contains(sent.call) ? kCallIsOver : 0))
+      fail("message " + std::to_string(id) + " was sent again with the time it had");
   }
 
   // The first small message, or the first large one.
@@ -263,7 +292,7 @@ class SessionSimulation::World {
       return;
     }
     const auto head = transport::peek_frame(taken->message.frame);
-    if (!head || head->kind != kText) return fail("something else was delivered");
+    if (!head || !is_message(head->kind)) return fail("something else was delivered");
     std::uint64_t id = 0;
     std::memcpy(&id, head->body.data(), sizeof(id));
     if (!side.delivered.insert(id).second) fail("message " + std::to_string(id) + " came twice");

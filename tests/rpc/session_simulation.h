@@ -10,9 +10,10 @@ namespace stitch::rpc::test {
 // sent, passed on, delivered and acknowledged in any order that the transports allow; connections
 // end anywhere, are noticed by the two sides at different times, and are replaced as PROTOCOL.md,
 // section 6 says. Checked after each step: nothing is delivered twice, or out of order where small
-// messages keep theirs; each SendDone runs once, and not with success for what never left. At the
-// end, over a last connection: everything has been delivered, or its sender knows that it never
-// will be, and nothing is kept. Not thread-safe.
+// messages keep theirs; each SendDone runs once, and not with success for what never left; a
+// request that is sent again says whether its call is over. At the end, over a last connection:
+// everything has been delivered, or its sender knows that it never will be, and nothing is kept.
+// Not thread-safe.
 class SessionSimulation {
  public:
   explicit SessionSimulation(std::uint64_t seed);
