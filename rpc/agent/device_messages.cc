@@ -33,6 +33,7 @@ void Agent::on_device_message(const std::shared_ptr<transport::Connection>& conn
   const auto message = std::make_shared<InMessage>(std::move(incoming));
   DeviceTensors::Announced transfers;
   std::size_t bytes = total_bytes(message->raw);
+  const auto read = Clock::now();
   std::optional<Error> failure;
   try {
     transfers = device_tensors_.announced(*message);
@@ -58,10 +59,11 @@ void Agent::on_device_message(const std::shared_ptr<transport::Connection>& conn
       throw Error(ErrorCode::cancelled, "no call waits for this result");
     device_tensors_.receive(
         message, transfers,
-        [agent = shared_from_this(), connection, call_id, bytes, held = std::move(held)](
+        [agent = shared_from_this(), connection, call_id, bytes, read, held = std::move(held)](
             InMessage&& arrived, const std::optional<Error>& why) mutable {
           held.reset();  // from here on on_request() counts it
           if (arrived.arrival) arrived.arrival->bytes = bytes;
+          if (arrived.arrival) arrived.arrival->read = read;
           if (!why && !arrived.arrival->error && arrived.view.kind() == wire::kReply &&
               agent->store_later(connection, arrived, call_id))
             return;
@@ -80,6 +82,7 @@ void Agent::on_device_message(const std::shared_ptr<transport::Connection>& conn
       message->arrival = std::make_unique<Arrival>();
       message->arrival->error = failure;
       message->arrival->bytes = bytes;
+      message->arrival->read = read;
       failure.reset();
     } catch (...) {
       failure = to_error(std::current_exception());

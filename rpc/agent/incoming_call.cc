@@ -51,8 +51,9 @@ IncomingCall::IncomingCall(std::shared_ptr<Agent> agent,
   context_.runtime = agent_;
   arrived_ = Clock::now();
   const std::chrono::nanoseconds timeout(header.timeout_ns);
-  if (timeout.count() > 0 && timeout < Clock::time_point::max() - arrived_)
-    due_ = arrived_ + timeout;
+  // Its tensors may have come to their devices later.
+  const auto read = message_.arrival ? message_.arrival->read : arrived_;
+  if (timeout.count() > 0 && timeout < Clock::time_point::max() - read) due_ = read + timeout;
   if (timeout.count() < 0) due_ = arrived_;
   context_.deadline = due_;
   context_.stop = stop_;

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -117,6 +118,7 @@ struct Arrival {
   std::shared_ptr<const ArrivedMemory> memory;  // null when all are on the CPU here
   std::optional<Error> error;                   // a tensor could not be put on its device
   std::size_t bytes = 0;  // of the message with its transfers, as PeerFlow counts them
+  std::chrono::steady_clock::time_point read{};  // when its frame was there
   // Of its transfers: their source hears that they have come when it has no owner any more. Not
   // before the message has been routed: then its sender may leave.
   std::shared_ptr<void> acknowledgment;

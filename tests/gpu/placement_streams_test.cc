@@ -1,5 +1,6 @@
-// How calls are ordered with what is queued on devices: nothing is read before it is written, on
-// either side, and nothing waits longer than it must. Over fake devices whose streams a test holds.
+// One file, though long: how calls are ordered with what is queued on devices. Nothing is read
+// before it is written, on either side, and nothing waits longer than it must. Over fake devices
+// whose streams a test holds.
 #include <ATen/ATen.h>
 #include <c10/core/StreamGuard.h>
 #include <gtest/gtest.h>
@@ -8,8 +9,10 @@
 #include <chrono>
 #include <map>
 #include <string>
+#include <thread>
 #include <vector>
 
+#include "stitch/rpc/future/execution_context.h"
 #include "stitch/rpc/worker.h"
 #include "stitch/rref/rref.h"
 #include "stitch/rref/serialized.h"
@@ -389,6 +392,27 @@ TEST(DeviceFailures, ACallTimesOutWhileADeviceIsBusy) {
   EXPECT_TRUE(has_text(error, ErrorCode::timeout, "timed out after 50 ms"));
   hold.release();
   EXPECT_TRUE(all_are(rpc_sync<same>("worker1", tensor), 2));
+}
+
+std::int64_t nanoseconds_left(const at::Tensor&) {
+  const std::chrono::nanoseconds left =
+      stitch::rpc::ExecutionContext::current().deadline - std::chrono::steady_clock::now();
+  return left.count();
+}
+
+TEST(DeviceFailures, ADeadlineGoesOnWhileADeviceIsBusy) {
+  Cluster cluster(2, worker0_maps);
+  for (const int busy : {0, 1}) {  // the caller's, before the request is sent; the callee's
+    const at::Tensor tensor = cuda(0, 1);
+    fake::Hold hold(device(busy));
+    if (busy == 0) fake::fill_later(tensor, 2);
+    const auto left = rpc_async<nanoseconds_left>({.to = "worker1", .timeout = 20s}, tensor);
+    ASSERT_TRUE(eventually([&] { return fake::has_queued_work(device(busy)); }));
+    std::this_thread::sleep_for(200ms);
+    EXPECT_FALSE(left.ready());
+    hold.release();
+    EXPECT_LE(std::chrono::nanoseconds(left.get()), 20s - 100ms) << "cuda:" << busy << " was busy";
+  }
 }
 
 TEST(DeviceFailures, AWorkerLeavesWhileADeviceNeverEnds) {
