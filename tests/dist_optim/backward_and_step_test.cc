@@ -15,6 +15,7 @@
 #include "stitch/dist_autograd/messages.h"
 #include "tests/support/cluster.h"
 #include "tests/support/error_of.h"
+#include "tests/support/gate.h"
 #include "tests/support/loopback_faults.h"
 
 namespace {
@@ -34,6 +35,8 @@ at::Tensor initial(int which) {
   return torch::linspace(0.5 + which, 2.0 + which, 6, torch::kDouble);
 }
 
+stitch::testing::Gate gate;
+
 // A dense and a sparse parameter on one worker, and what is computed from them.
 class Layer {
  public:
@@ -51,6 +54,15 @@ class Layer {
     at::Tensor y = weight_ * x;
     y.register_hook([](const at::Tensor&) -> at::Tensor {
       throw std::runtime_error("this hook always fails");
+    });
+    return y * 2;
+  }
+  // One whose backward waits for the gate.
+  at::Tensor waits_in_backward(const at::Tensor& x) {
+    at::Tensor y = weight_ * x;
+    y.register_hook([](const at::Tensor& gradient) {
+      gate.pass();
+      return gradient;
     });
     return y * 2;
   }
@@ -286,22 +298,33 @@ TEST(BackwardAndStep, OfManyContextsAddUpExactly) {
   EXPECT_TRUE(torch::allclose(layer.rpc_sync<&Layer::now>()[0], initial(0) - 60, 1e-12, 0));
 }
 
+// The pass is held in a hook of one worker until the next forward has ended: if that waited for the
+// pass, the gate would not be opened in time. All other gradients may be complete by then, and yet
+// no owner steps: a pass that fails must change nothing.
 TEST(BackwardAndStep, LetsTheNextForwardBeginMeanwhileWhereStaleParametersAreAllowed) {
   Cluster cluster(3);
   Model model(StalePolicy::allow);
-  for (int i = 0; i < 10; ++i) {
+  for (int i = 0; i < 3; ++i) {
+    gate.close();
     autograd::Context first, second;
+    const at::Tensor before = model.now();
     at::Tensor loss, next;
     {
       const auto in = autograd::context_scope(first.id());
-      loss = model.loss(i);
+      const auto x = torch::ones({6}, torch::kDouble);
+      loss = model.loss(i) + model.layers[1].rpc_async<&Layer::waits_in_backward>(x).get().sum();
     }
     auto stepping = backward_and_step_async(first, {loss}, model.dense, model.sparse);
+    EXPECT_TRUE(gate.wait_for_arrival());
     {
       const auto in = autograd::context_scope(second.id());
       next = model.loss(i + 1);
     }
+    EXPECT_TRUE(torch::equal(model.now(), before)) << "a step before all gradients are complete";
+    EXPECT_FALSE(stepping.ready());
+    gate.open();
     EXPECT_EQ(stepping.get(), 5);
+    EXPECT_FALSE(torch::equal(model.now(), before));
     EXPECT_EQ(backward_and_step(second, {next}, model.dense, model.sparse), 5);
   }
 }
