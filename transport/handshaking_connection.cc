@@ -71,7 +71,7 @@ void HandshakingConnection::close(const Error& reason) {
     if (!reason_) reason_ = reason;
   }
   report_unsent();
-  shut();
+  base::patiently([&] { shut(); });  // close() does nothing when it is repeated
 }
 
 // A short lack of memory is waited for: what the task needs is in this object.
@@ -103,7 +103,11 @@ void HandshakingConnection::fail_unsent() {
       queue_.pop_front();
       reason = reason_;
     }
-    transmit(reason);
+    try {
+      transmit(reason);
+    } catch (const std::exception&) {
+      // The others are told, and the connection ends, all the same.
+    }
   }
 }
 

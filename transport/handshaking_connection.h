@@ -70,7 +70,8 @@ class HandshakingConnection : public Connection,
   // one already.
   void ended(const Error& error);
 
-  // Hooks. shut() ends the stream; later, on any thread, the concrete connection calls ended().
+  // Hooks. shut() ends the stream; later, on any thread, the concrete connection calls ended(). It
+  // may be repeated after it threw.
   virtual void transmit_handshake(base::Bytes message) = 0;
   // The handshake has succeeded: everything after its last messages, in both directions, is to be
   // protected where others could read or change it. Before anything else is sent. Reader side.

@@ -1,6 +1,6 @@
 // What a PeerTable sends, and how it ends.
 
-#include <new>
+#include <exception>
 #include <utility>
 #include <vector>
 
@@ -74,14 +74,14 @@ void PeerTable::expect_closing() {
                         STITCH_NO_THREAD_SAFETY_ANALYSIS { peer(life).expect_closing(); });
 }
 
-// Nobody can be told what has no memory here: a short lack of it is waited for.
+// There is no one to throw to: a short lack of memory is waited for.
 void PeerTable::close() {
   expect_closing();
   say_goodbye();
   for (const auto& endpoint : endpoints_) base::patiently([&] { endpoint->close(); });
   for (const auto& endpoint : endpoints_) base::patiently([&] { endpoint->join(); });
-  const Error closed = base::patiently(
-      [] { return Error(ErrorCode::shutting_down, "this worker has shut down"); });
+  const Error closed =
+      base::patiently([] { return Error(ErrorCode::shutting_down, "this worker has shut down"); });
   std::vector<Life*> lives;
   base::patiently([&] {
     lives.clear();
@@ -121,7 +121,7 @@ void PeerTable::say_goodbye() noexcept {
     gone.step = Bind::Step::gone;
     for (const auto& connection : bound)
       base::patiently([&] { connection->send(gone.encode(), nullptr); });
-  } catch (const std::bad_alloc&) {
+  } catch (const std::exception&) {
     return;
   }
 }

@@ -213,7 +213,7 @@ void Session::release(Kept& kept) {
       reason = end_reason_;
     }
     kept.message = {};
-    tell(kept, reason.value_or(Error(ErrorCode::shutting_down, "this worker has shut down")));
+    tell(kept, reason ? *reason : Error(ErrorCode::shutting_down, "this worker has shut down"));
   }
   delete &kept;
 }

@@ -534,6 +534,7 @@ TEST(GracefulShutdown, EndsInTimeWhicheverAllocationFails) {
             const UnfailingMemory own;
             const std::lock_guard lock(mutex);
             ++outcomes[error.what()];
+            EXPECT_EQ(tries, 0) << "allocation " << first << ": it throws again: " << error.what();
           }
         }
       });
@@ -546,7 +547,10 @@ TEST(GracefulShutdown, EndsInTimeWhicheverAllocationFails) {
       break;
     }
   }
-  for (const auto& [text, count] : outcomes) std::printf("%5d  %s\n", count, text.c_str());
+  for (const auto& [text, count] : outcomes) {
+    std::printf("%5d  %s\n", count, text.c_str());
+    EXPECT_EQ(text, std::bad_alloc().what());
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, Memory, ::testing::ValuesIn(kCases),

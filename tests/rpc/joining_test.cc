@@ -355,6 +355,9 @@ TEST_F(Joining, ThereIsNoRoomBeyondTheMaximum) {
 TEST_F(Joining, AFullWorldWhoseKeeperDiedIsNotFoundedAnew) {
   auto a = stitch::init(elastic("a", "1:2"));
   auto b = stitch::init(elastic("b", "1:2"));
+  // The keeper writes it after the new worker's init has returned.
+  ASSERT_TRUE(eventually(
+      [&] { return stitch::rpc::WorldRecord::decode(world_record()).find("b") != nullptr; }));
   kill(a);
   try {
     auto c = stitch::init(elastic("c", "1:2"));

@@ -26,9 +26,8 @@ using Line = Network::Line;
 constexpr std::uint16_t kNote = 0x700;
 constexpr std::uint64_t kEvil = ~std::uint64_t{0};
 constexpr auto kTick = 500ms;
-constexpr int kSilentTicks = 3;  // then a peer is given up
-// What may be late: a timer, or a thread.
-constexpr auto kLate = 60ms;
+constexpr int kSilentTicks = 3;              // then a peer is given up
+constexpr auto kLate = 60ms;                 // a timer, or a thread
 constexpr std::size_t kMaxEnds = 10;         // of connections between two workers at a time
 constexpr std::uint64_t kMaxAttempts = 120;  // of all workers within a tick
 constexpr int kMaxEvents = 400'000;          // of a history

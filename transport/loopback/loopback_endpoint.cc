@@ -1,3 +1,5 @@
+// One file, though long: the network, its endpoints and both halves of a connection share their
+// state.
 #include "stitch/transport/loopback/loopback_endpoint.h"
 
 #include <atomic>
@@ -286,9 +288,8 @@ void LoopbackConnection::shut() {
   // Without memory for a moment: endpoints wait for the end of both.
   base::patiently([&] { thread().post([self = self()] { self->end(" is closed"); }); });
   if (to) {
-    base::patiently([&] {
-      peer_endpoint_->thread->post([to] { to->end(" was closed by the peer"); });
-    });
+    base::patiently(
+        [&] { peer_endpoint_->thread->post([to] { to->end(" was closed by the peer"); }); });
   }
 }
 
