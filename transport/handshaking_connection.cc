@@ -65,13 +65,20 @@ std::optional<Error> HandshakingConnection::reason() const {
 void HandshakingConnection::close(const Error& reason) {
   {
     base::MutexLock lock(mutex_);
-    if (stage_ == Stage::closed) return;
+    if (stage_ == Stage::closed && shut_called_) return;
     stage_ = Stage::closed;
     open_.store(false, std::memory_order_release);
     if (!reason_) reason_ = reason;
+    shut_called_ = true;
   }
   report_unsent();
-  base::patiently([&] { shut(); });  // close() does nothing when it is repeated
+  try {
+    base::patiently([&] { shut(); });
+  } catch (...) {
+    base::MutexLock lock(mutex_);
+    shut_called_ = false;
+    throw;
+  }
 }
 
 // A short lack of memory is waited for: what the task needs is in this object.
@@ -227,6 +234,7 @@ void HandshakingConnection::ended(const Error& error) {
   {
     base::MutexLock lock(mutex_);
     stage_ = Stage::closed;
+    shut_called_ = true;
     open_.store(false, std::memory_order_release);
     if (!reason_) reason_ = error;
   }

@@ -109,6 +109,8 @@ class HandshakingConnection : public Connection,
   std::atomic<bool> open_{false};  // a copy of stage_ == open: sends need no lock
   mutable base::Mutex mutex_;
   Stage stage_ STITCH_GUARDED_BY(mutex_) = Stage::connecting;
+  // In closed: nothing is left to be shut. Else a close() found no memory, and the next one shuts.
+  bool shut_called_ STITCH_GUARDED_BY(mutex_) = false;
   std::list<Transmit> queue_ STITCH_GUARDED_BY(mutex_);
   std::optional<Error> reason_ STITCH_GUARDED_BY(mutex_);
 };

@@ -118,7 +118,10 @@ class LoopbackConnection final : public HandshakingConnection {
       : HandshakingConnection(endpoint->options, role, std::move(events), endpoint->thread),
         endpoint_(std::move(endpoint)),
         peer_endpoint_(std::move(peer_endpoint)),
-        name_(std::move(name)) {}
+        name_(std::move(name)),
+        closed_(ErrorCode::disconnected, "connection " + name_ + " is closed"),
+        closed_by_peer_(ErrorCode::disconnected,
+                        "connection " + name_ + " was closed by the peer") {}
 
   void send(Message message, SendDone done) override;
   [[nodiscard]] std::string describe() const override { return name_; }
@@ -143,11 +146,6 @@ class LoopbackConnection final : public HandshakingConnection {
   }
   void finish_reading(const Error& error) {
     if (std::exchange(reading_, false)) ended(error);
-  }
-  // Likewise; `how` completes "connection NAME".
-  void end(const char* how) {
-    finish_reading(base::patiently(
-        [&] { return Error(ErrorCode::disconnected, "connection " + name_ + how); }));
   }
 
  protected:
@@ -181,6 +179,9 @@ class LoopbackConnection final : public HandshakingConnection {
   const std::shared_ptr<LoopbackEndpointState>
       peer_endpoint_;  // null when no endpoint listens at the address
   const std::string name_;
+  // Made here: there may be no memory for them when it ends.
+  const Error closed_;
+  const Error closed_by_peer_;
   bool reading_ = true;  // on this half's thread only
   std::atomic<bool> no_process_listens_{false};
 
@@ -282,15 +283,12 @@ void LoopbackConnection::shut() {
   std::shared_ptr<LoopbackConnection> to;
   {
     base::MutexLock lock(link_mutex_);
-    if (std::exchange(shut_, true)) return;
+    shut_ = true;
     to = other_.lock();
   }
-  // Without memory for a moment: endpoints wait for the end of both.
-  base::patiently([&] { thread().post([self = self()] { self->end(" is closed"); }); });
-  if (to) {
-    base::patiently(
-        [&] { peer_endpoint_->thread->post([to] { to->end(" was closed by the peer"); }); });
-  }
+  // Each half ends once, also if this is repeated.
+  thread().post([self = self()] { self->finish_reading(self->closed_); });
+  if (to) peer_endpoint_->thread->post([to] { to->finish_reading(to->closed_by_peer_); });
 }
 
 std::vector<std::string> LoopbackEndpointState::listen(Endpoint::Accept accept) {
