@@ -408,7 +408,7 @@ TEST(DeviceFailures, ADeadlineGoesOnWhileADeviceIsBusy) {
     if (busy == 0) fake::fill_later(tensor, 2);
     const auto left = rpc_async<nanoseconds_left>({.to = "worker1", .timeout = 20s}, tensor);
     ASSERT_TRUE(eventually([&] { return fake::has_queued_work(device(busy)); }));
-    std::this_thread::sleep_for(200ms);
+    std::this_thread::sleep_for(200ms);  // what the call must not get back below
     EXPECT_FALSE(left.ready());
     hold.release();
     EXPECT_LE(std::chrono::nanoseconds(left.get()), 20s - 100ms) << "cuda:" << busy << " was busy";
