@@ -21,31 +21,37 @@ class FutureAwaiter {
   template <class P>
   void await_suspend(std::coroutine_handle<P> coroutine) {
     rpc::ExecutionContext inside = rpc::ExecutionContext::captured();
-    std::shared_ptr<FutureStateBase> to_stop;
-    if constexpr (requires { coroutine.promise().await(future_, inside); }) {
+    if constexpr (requires { coroutine.promise().await(future_, inside); })
       outcome_ = coroutine.promise().await(future_, inside);
-      if (outcome_) {
-        const auto weak = future_.outcome();
-        const bool go_on =
-            outcome_->set_awaited([weak, own = std::weak_ptr<FutureStateBase>(outcome_)] {
-              if (const auto awaited = weak.lock(); awaited && !awaited->ready()) {
-                awaited->stop_work();
-              } else if (const auto coroutine_state = own.lock()) {
-                // That has ended, and the coroutine is about to go on: what it awaits next stops.
-                static_cast<void>(coroutine_state->stop_coroutine());
-              }
-            });
-        if (!go_on) to_stop = weak.lock();
-      }
+    rpc::Continuation rest(std::move(inside), [coroutine] { coroutine.resume(); });
+    std::shared_ptr<FutureStateBase> to_stop;
+    if (outcome_) {
+      const auto weak = future_.outcome();
+      const bool go_on =
+          outcome_->set_awaited([weak, own = std::weak_ptr<FutureStateBase>(outcome_)] {
+            if (const auto awaited = weak.lock(); awaited && !awaited->ready()) {
+              awaited->stop_work();
+            } else if (const auto coroutine_state = own.lock()) {
+              // That has ended, and the coroutine is about to go on: what it awaits next stops.
+              static_cast<void>(coroutine_state->stop_coroutine());
+            }
+          });
+      if (!go_on) to_stop = weak.lock();
     }
     // The coroutine's scopes (a WorkerScope, a Context) stay with the coroutine; its caller gets
     // back what it had. This comes first: once the callback is registered, another thread may
     // finish the coroutine and free everything here.
+    rpc::ExecutionContext scopes;
     if constexpr (requires { coroutine.promise().outside(); })
-      rpc::ExecutionContext::current() = coroutine.promise().outside();
-    future_.on_ready([inside = std::move(inside), coroutine]() mutable {
-      rpc::run_continuation(std::move(inside), [coroutine] { coroutine.resume(); });
-    });
+      scopes = std::exchange(rpc::ExecutionContext::current(), coroutine.promise().outside());
+    try {
+      future_.on_ready([rest = std::move(rest)]() mutable { std::move(rest).run(); });
+    } catch (...) {  // no memory to register it: the coroutine goes on here, with that error
+      if constexpr (requires { coroutine.promise().outside(); })
+        rpc::ExecutionContext::current() = std::move(scopes);
+      if (outcome_) outcome_->clear_awaited();
+      throw;
+    }
     if (to_stop) to_stop->stop_work();  // nothing here is touched any more
   }
   T await_resume() {

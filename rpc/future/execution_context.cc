@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "stitch/base/patience.h"
 #include "stitch/rpc/future/autocast.h"
 #include "stitch/rpc/future/current_streams.h"
 #include "stitch/rpc/future/live_runtimes.h"
@@ -24,13 +25,15 @@ ExecutionContext ExecutionContext::captured() {
 }
 
 void ExecutionContextScope::enter_streams() {
-  streams_ = new StreamSetScope(ExecutionContext::current().streams);
+  streams_ =
+      base::patiently([] { return new StreamSetScope(ExecutionContext::current().streams); });
 }
 
 void ExecutionContextScope::leave_streams() noexcept { delete streams_; }
 
 void ExecutionContextScope::enter_autocast() {
-  autocast_ = new AutocastScope(*ExecutionContext::current().autocast);
+  autocast_ =
+      base::patiently([] { return new AutocastScope(*ExecutionContext::current().autocast); });
 }
 
 void ExecutionContextScope::leave_autocast() noexcept { delete autocast_; }
@@ -43,31 +46,22 @@ bool turn_grad_off() noexcept {
 
 void turn_grad_on() noexcept { at::GradMode::set_enabled(true); }
 
-void run_continuation(ExecutionContext context, base::UniqueFunction<void()> task) {
-  const auto runtime = context.runtime ? context.runtime : LiveRuntimes::of_this_process().any();
-  if (!runtime) {
-    const ExecutionContextScope scope(std::move(context));
-    task();
-    return;
+Continuation::Continuation(ExecutionContext context, base::UniqueFunction<void()> task)
+    : work_(std::make_unique<Work>(Work{std::move(context), std::move(task)})) {}
+
+void Continuation::run() && {
+  const auto runtime =
+      work_->context.runtime ? work_->context.runtime : LiveRuntimes::of_this_process().any();
+  if (runtime) {
+    runtime->post([work = std::move(work_)] { perform(*work); });
+  } else {
+    perform(*work_);
   }
-  struct Work {
-    ExecutionContext context;
-    base::UniqueFunction<void()> task;
-  };
-  std::unique_ptr<Work> work;
-  try {
-    work = std::make_unique<Work>();
-  } catch (const std::bad_alloc&) {  // a continuation that does not run is waited for without end
-    const ExecutionContextScope scope(std::move(context));
-    task();
-    return;
-  }
-  work->context = std::move(context);
-  work->task = std::move(task);
-  runtime->post([work = std::move(work)] {
-    const ExecutionContextScope scope(std::move(work->context));
-    work->task();
-  });
+}
+
+void Continuation::perform(Work& work) {
+  const ExecutionContextScope scope(std::move(work.context));
+  work.task();
 }
 
 void StopFlag::request() {

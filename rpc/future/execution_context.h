@@ -82,12 +82,13 @@ struct ExecutionContext {
 // Libtorch's grad mode of this thread. True when it was on.
 bool turn_grad_off() noexcept;
 void turn_grad_on() noexcept;
-// Makes an ExecutionContext current on this thread for a block. Blocks nest.
+// Makes an ExecutionContext current on this thread for a block. Blocks nest. Throws std::bad_alloc,
+// and leaves the thread as it was, where streams or autocast find no memory for a while.
 class ExecutionContextScope {
  public:
   explicit ExecutionContextScope(ExecutionContext context)
-      : outer_(std::exchange(ExecutionContext::current(), std::move(context))),
-        turned_grad_off_(ExecutionContext::current().no_grad && turn_grad_off()) {
+      : ExecutionContextScope(std::exchange(ExecutionContext::current(), std::move(context)),
+                              Exchanged()) {
     if (ExecutionContext::current().streams) [[unlikely]]
       enter_streams();
     if (ExecutionContext::current().autocast) [[unlikely]]
@@ -105,6 +106,11 @@ class ExecutionContextScope {
   ExecutionContextScope& operator=(const ExecutionContextScope&) = delete;
 
  private:
+  struct Exchanged {};
+  // The destructor undoes this if what follows throws.
+  ExecutionContextScope(ExecutionContext outer, Exchanged) noexcept
+      : outer_(std::move(outer)),
+        turned_grad_off_(ExecutionContext::current().no_grad && turn_grad_off()) {}
   void enter_streams();
   void leave_streams() noexcept;
   void enter_autocast();
@@ -115,10 +121,24 @@ class ExecutionContextScope {
   AutocastScope* autocast_ = nullptr;  // owned; null where autocast was not changed
 };
 
-// Runs `task` under `context`: on the thread pool of its worker; without one, on that of any worker
-// of this process, so that it may wait; on this thread, before returning, when there is none or it
-// has stopped.
-void run_continuation(ExecutionContext context, base::UniqueFunction<void()> task);
+// What runs later, under `context`. Made with all the memory that it needs: once made, it runs,
+// also where none is left. Thread contract: any one thread at a time.
+class Continuation {
+ public:
+  Continuation(ExecutionContext context, base::UniqueFunction<void()> task);
+  // Runs the task, once: on the thread pool of the context's worker; without one, on that of any
+  // worker of this process, so that it may wait; on this thread, before returning, when there is
+  // none, or it has stopped, or has no memory for one more. Throws only what the task does there.
+  void run() &&;
+
+ private:
+  struct Work {
+    ExecutionContext context;
+    base::UniqueFunction<void()> task;
+  };
+  static void perform(Work& work);
+  std::unique_ptr<Work> work_;
+};
 
 }  // namespace stitch::rpc
 

@@ -130,16 +130,17 @@ class [[nodiscard]] Future {
     result.state_->set_canceller([weak = std::weak_ptr<detail::FutureStateBase>(state_)] {
       if (auto source = weak.lock()) source->cancel();
     });
-    state_->on_ready([context = rpc::ExecutionContext::captured(), source = *this,
-                      fn = Fn(std::forward<F>(fn)), promise = std::move(promise)]() mutable {
-      rpc::run_continuation(std::move(context), [source = std::move(source), fn = std::move(fn),
-                                                 promise = std::move(promise)]() mutable {
-        Future done = std::move(source);
-        promise.fulfil(
-            [&]() -> Result { return call(fn, done); },
-            done.state_->exception() != nullptr && !kTakesFuture<Fn> ? done.state_.get() : nullptr);
-      });
-    });
+    rpc::Continuation continuation(
+        rpc::ExecutionContext::captured(),
+        [source = *this, fn = Fn(std::forward<F>(fn)), promise = std::move(promise)]() mutable {
+          Future done = std::move(source);
+          promise.fulfil([&]() -> Result { return call(fn, done); },
+                         done.state_->exception() != nullptr && !kTakesFuture<Fn>
+                             ? done.state_.get()
+                             : nullptr);
+        });
+    state_->on_ready(
+        [continuation = std::move(continuation)]() mutable { std::move(continuation).run(); });
     return result;
   }
 
@@ -282,13 +283,17 @@ class Promise {
     if (!inner.valid()) throw Error(ErrorCode::invalid_argument, detail::kReturnedEmptyFuture);
     on_cancel([inner] { inner.cancel(); });
     inner.on_ready([promise = *this, inner] {
-      if (inner.has_error()) {
-        promise.set_exception(inner.state_->exception());
-      } else if constexpr (std::is_void_v<T>) {
-        promise.holder_->state->set_value();
-      } else {
-        promise.holder_->state->set_arrived(inner.state_->arrived());
-        promise.holder_->state->set_value(inner.get());
+      try {
+        if (inner.has_error()) {
+          promise.set_exception(inner.state_->exception());
+        } else if constexpr (std::is_void_v<T>) {
+          promise.holder_->state->set_value();
+        } else {
+          promise.holder_->state->set_arrived(inner.state_->arrived());
+          promise.holder_->state->set_value(inner.get());
+        }
+      } catch (...) {  // the value could not be copied
+        promise.set_exception(std::current_exception());
       }
     });
   }

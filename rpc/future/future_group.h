@@ -28,7 +28,7 @@ class GroupCountdown {
   }
   // REQUIRES: all have arrived. The first failure, saying how many more there were; null when there
   // was none.
-  [[nodiscard]] std::exception_ptr failure() const;
+  [[nodiscard]] std::exception_ptr failure() const noexcept;
 
  private:
   std::atomic<std::size_t> left_;

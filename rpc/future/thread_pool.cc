@@ -74,8 +74,9 @@ struct ThreadPool::State : std::enable_shared_from_this<ThreadPool::State> {
     }
   }
   // Adds a thread. When the system has none, only counts that: the existing threads serve on.
-  void add_thread() STITCH_REQUIRES(mutex);
-  void miss_thread(const std::string& why) STITCH_REQUIRES(mutex);
+  void add_thread() noexcept STITCH_REQUIRES(mutex);
+  // Says why, the first time.
+  void miss_thread(const char* why) noexcept STITCH_REQUIRES(mutex);
   [[nodiscard]] base::UniqueFunction<void()> take_begun() STITCH_REQUIRES(mutex) {
     base::UniqueFunction<void()> task = std::move(begun.front());
     begun.pop_front();
@@ -92,10 +93,13 @@ struct ThreadPool::State : std::enable_shared_from_this<ThreadPool::State> {
   }
 };
 
-void ThreadPool::State::add_thread() {
+void ThreadPool::State::add_thread() noexcept {
+  char why[200];  // there may be no memory for a string
   if (alive >= max_running + kMaxExtra) {
-    return miss_thread(std::to_string(kMaxExtra) + " of its handlers wait for something, and no " +
-                       "more threads are added");
+    std::snprintf(why, sizeof why,
+                  "%d of its handlers wait for something, and no more threads are added",
+                  kMaxExtra);
+    return miss_thread(why);
   }
   ++alive;
   waking = true;
@@ -104,13 +108,14 @@ void ThreadPool::State::add_thread() {
   } catch (const std::exception& error) {  // no thread, or no memory
     --alive;
     waking = false;
-    miss_thread(std::string("the system has no thread for it: ") + error.what());
+    std::snprintf(why, sizeof why, "the system has no thread for it: %s", error.what());
+    miss_thread(why);
   }
 }
 
-void ThreadPool::State::miss_thread(const std::string& why) {
+void ThreadPool::State::miss_thread(const char* why) noexcept {
   if (missed++ > 0) return;
-  std::fprintf(stderr, "stitch: calls wait in thread pool \"%s\": %s\n", name.c_str(), why.c_str());
+  std::fprintf(stderr, "stitch: calls wait in thread pool \"%s\": %s\n", name.c_str(), why);
 }
 
 namespace {

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <array>
+#include <new>
+#include <utility>
 
 #include "stitch/base/forked.h"
 #include "stitch/base/mutex.h"
@@ -46,8 +48,9 @@ struct AllWaits {
 };
 
 constinit thread_local Waits* own_waits = nullptr;
-// For what waits while the thread ends, after its Member.
+// For what waits while the thread ends, after its Member; and where there is no memory for that.
 constinit thread_local Waits unlisted_waits{};
+constinit thread_local bool had_no_memory = false;  // the thread's next wait may be listed
 
 // Takes part in AllWaits as long as its thread exists.
 class Member {
@@ -72,15 +75,20 @@ class Member {
   Waits waits_;
 };
 
-Waits& join() {
-  thread_local Member member;
-  own_waits = &member.waits();
+Waits& join() noexcept {
+  try {
+    thread_local Member member;
+    own_waits = &member.waits();
+  } catch (const std::bad_alloc&) {
+    own_waits = &unlisted_waits;
+    had_no_memory = true;
+  }
   return *own_waits;
 }
 
 }  // namespace
 
-ThreadWaitScope::ThreadWaitScope(std::uint64_t call) {
+ThreadWaitScope::ThreadWaitScope(std::uint64_t call) noexcept {
   Waits& here = own_waits != nullptr ? *own_waits : join();
   depth_ = here.depth.load(std::memory_order_relaxed);
   if (depth_ < Waits::kDepths) {
@@ -94,7 +102,10 @@ ThreadWaitScope::ThreadWaitScope(std::uint64_t call) {
   here.depth.store(depth_ + 1, std::memory_order_release);
 }
 
-ThreadWaitScope::~ThreadWaitScope() { own_waits->depth.store(depth_, std::memory_order_release); }
+ThreadWaitScope::~ThreadWaitScope() {
+  own_waits->depth.store(depth_, std::memory_order_release);
+  if (depth_ == 0 && std::exchange(had_no_memory, false)) own_waits = nullptr;
+}
 
 void ThreadWaitScope::sleeps() noexcept {
   if (depth_ >= Waits::kDepths) return;

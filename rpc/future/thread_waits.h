@@ -25,11 +25,12 @@ struct ThreadWait {
 [[nodiscard]] std::vector<ThreadWait> thread_waits();
 
 // Notes that this thread waits for a future, for thread_waits(). Nested on its thread. Costs some
-// nanoseconds; takes no lock but for a thread's first.
+// nanoseconds; takes no lock but for a thread's first, and is not noted where there is no memory
+// for that one.
 class ThreadWaitScope {
  public:
   // `call` as in ThreadWait.
-  explicit ThreadWaitScope(std::uint64_t call);
+  explicit ThreadWaitScope(std::uint64_t call) noexcept;
   ~ThreadWaitScope();
   ThreadWaitScope(const ThreadWaitScope&) = delete;
   ThreadWaitScope& operator=(const ThreadWaitScope&) = delete;
