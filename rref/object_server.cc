@@ -148,7 +148,8 @@ HandlePtr ObjectServer::own(rpc::OwnedObject value) const {
   // While this worker has not shut down.
   static_cast<void>(rrefs_->known_info_of(rrefs_->lifetime().self()));
   auto handle = std::make_shared<Handle>(rrefs_);
-  handle->own(rrefs_->lifetime().add_object(box(std::move(value))));
+  handle->own(
+      rrefs_->lifetime().add_object(box(std::move(value)), rpc::IncomingCall::function_here()));
   return handle;
 }
 

@@ -4,6 +4,7 @@
 #include <iterator>
 #include <utility>
 
+#include "stitch/rpc/agent/peer_flow.h"
 #include "stitch/rpc/message/frame_kinds.h"
 #include "stitch/rpc/message/life_text.h"
 #include "stitch/rref/frame_kinds.h"
@@ -34,6 +35,11 @@ WorkerInfo describe(rpc::Agent& agent, const WorkerLife& life) {
   return info;
 }
 
+// Each is a request that waits at its creator, where it takes that much of the same limit.
+std::size_t max_unmade(const Options& options) {
+  return std::max(OwnerTable::kMaxUnmade, options.max_inflight_bytes / rpc::PeerFlow::kCallBytes);
+}
+
 std::string now_in(const WorkerInfo& present) {
   return "; it is now epoch " + std::to_string(present.epoch);
 }
@@ -44,7 +50,7 @@ RRefAgent::RRefAgent(rpc::Agent& agent)
     : self_(agent.self()),
       knows_losses_(reports_losses(agent.options().transports)),
       events_(agent.shared_events()),
-      lifetime_(std::make_shared<Lifetime>(life_of(agent.self()))),
+      lifetime_(std::make_shared<Lifetime>(life_of(agent.self()), max_unmade(agent.options()))),
       ledgers_(std::make_shared<LedgerSender>(agent, lifetime_)),
       creation_answers_(std::make_shared<CreationAnswers>(agent)),
       agent_(&agent) {

@@ -36,8 +36,9 @@ struct RRefInfo {
   WorkerInfo owner;    // the worker that has the object; without a name if it is not known
   WorkerInfo creator;  // the worker that made the object or asked for it
   RRefState state = RRefState::lost;  // as this worker sees it
-  // The function or class whose result the object is; empty if it is not known here: made by
-  // make_rref(), or received from another worker.
+  // The function or class whose result the object is; for one made by make_rref(), the function of
+  // the call that made it. Empty if it is not known here: make_rref() outside of a call, or
+  // received from another worker.
   std::string made_by;
   std::string type;  // of the object; empty where it is not known
   std::optional<std::size_t>

@@ -21,12 +21,15 @@ thread_local const IncomingCall* running_here = nullptr;
 class IncomingCall::Running {
  public:
   explicit Running(IncomingCall& call) noexcept
-      : call_(call), outer_waits_(std::exchange(waits_here, &call.waits_)) {
+      : call_(call),
+        outer_(std::exchange(running_here, &call)),
+        outer_waits_(std::exchange(waits_here, &call.waits_)) {
     call_.on_threads_.store(call_.on_threads_.load(std::memory_order_relaxed) + 1,
                             std::memory_order_relaxed);  // it runs on one thread at a time
   }
   ~Running() {
     waits_here = outer_waits_;
+    running_here = outer_;
     call_.on_threads_.store(call_.on_threads_.load(std::memory_order_relaxed) - 1,
                             std::memory_order_relaxed);
   }
@@ -35,6 +38,7 @@ class IncomingCall::Running {
 
  private:
   IncomingCall& call_;
+  const IncomingCall* const outer_;
   std::atomic<int>* const outer_waits_;
 };
 
@@ -130,12 +134,16 @@ std::string_view IncomingCall::function_name() const noexcept {
 
 const WorkerInfo& IncomingCall::caller_here() noexcept { return running_here->caller(); }
 
+const std::string* IncomingCall::function_here() noexcept {
+  return running_here == nullptr || running_here->function_ == nullptr
+             ? nullptr
+             : &running_here->function_->name;
+}
+
 void IncomingCall::run(void* object) {
-  const IncomingCall* const outer = std::exchange(running_here, this);
   const Running running(*this);
   run_task([&] { function_->reply(shared_from_this(), object); });
   leave();
-  running_here = outer;
 }
 
 void IncomingCall::run_keeping(void* object, KeepResult sink) {
@@ -148,6 +156,7 @@ void IncomingCall::run_keeping(void* object, KeepResult sink) {
   }
   const ExecutionContextScope scope(context_);
   const Running running(*this);
+  others_poll();  // what waits for the object may run here after the answer
   if (context_.streams) [[unlikely]]
     sink = keep_when_done(std::move(sink));
   function_->keep(shared_from_this(), object, std::move(sink));

@@ -78,6 +78,8 @@ class IncomingCall : public std::enable_shared_from_this<IncomingCall> {
   // The caller of the call whose function this thread runs, the innermost one. REQUIRES: called by
   // such a function.
   [[nodiscard]] static const WorkerInfo& caller_here() noexcept;
+  // The name of that function; it is never destroyed. Null where this thread runs none.
+  [[nodiscard]] static const std::string* function_here() noexcept;
   // The StopFlag of its execution context, as OutstandingCall::under and ThreadWait::under have it.
   [[nodiscard]] const void* context_key() const noexcept { return stop_.get(); }
   // ---- its place among the calls of its caller: see PeerFlow

@@ -54,7 +54,9 @@ struct ListedRef {
 // no lock.
 class Lifetime {
  public:
-  explicit Lifetime(WorkerLife self) : self_(self), owners_(self) {}
+  // `max_unmade` as for OwnerTable.
+  explicit Lifetime(WorkerLife self, std::size_t max_unmade = OwnerTable::kMaxUnmade)
+      : self_(self), owners_(self, max_unmade) {}
   // What the membership of the world says. Each is called under the lock and must not call back.
   struct World {
     // Whether that life is known here, be it over. Empty: all are.

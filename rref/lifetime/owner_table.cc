@@ -165,9 +165,9 @@ void OwnerTable::not_requested(const RRefId& id, const Error& why, TableEffects&
   const auto seen = seen_.find(id.creator);
   if (seen != seen_.end() && seen->second.contains(id.k)) return;
   std::size_t& unmade = unmade_[id.creator];
-  if (unmade == kMaxUnmade) {
+  if (unmade >= max_unmade_) {
     throw Error(ErrorCode::protocol, to_string(id) + " was never requested, as were " +
-                                         std::to_string(kMaxUnmade) +
+                                         std::to_string(max_unmade_) +
                                          " others that their creator still holds");
   }
   std::unique_ptr<Rare> failed(new Rare{why, {}});

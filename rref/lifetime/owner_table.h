@@ -25,7 +25,9 @@ namespace stitch::rref {
 // thread-safe: the owner of the table locks. What an event asks for is added to `effects`.
 class OwnerTable {
  public:
-  explicit OwnerTable(WorkerLife self) : self_(self) {}
+  // `max_unmade`: see not_requested().
+  explicit OwnerTable(WorkerLife self, std::size_t max_unmade = kMaxUnmade)
+      : self_(self), max_unmade_(max_unmade) {}
 
   enum class Value : std::uint8_t { pending, ready, failed };
   static constexpr std::size_t kValues = static_cast<std::size_t>(Value::failed) + 1;
@@ -84,10 +86,9 @@ class OwnerTable {
   void creator_lost(const WorkerLife& creator, const Error& why, TableEffects& effects);
   // The creator says that it never sent the request to create `id`: a creation that has failed with
   // `why`, of which it is a holder until it sends DROP, as of any other. Nothing if it has been
-  // requested. Throws Error(protocol) if there are kMaxUnmade entries of such creations of it.
+  // requested. Throws Error(protocol) if there are `max_unmade` entries of such creations of it: to
+  // say so costs a peer few bytes.
   void not_requested(const RRefId& id, const Error& why, TableEffects& effects);
-  // To say so costs a peer few bytes. One that keeps to the protocol has references to each, which
-  // it has passed on while the request waited: there are few.
   static constexpr std::size_t kMaxUnmade = 65'536;
   // Nothing depends any more on what that life of a worker held, and no live worker has a reference
   // to an object of its making that has no entry here (G7).
@@ -156,6 +157,7 @@ class OwnerTable {
   void erase_if_unused(Map::iterator at, TableEffects& effects);
 
   const WorkerLife self_;
+  const std::size_t max_unmade_;
   Map entries_;
   // Per creator: which k were requested, or never will be. A request that was never sent and of
   // which no other worker knows leaves a gap, until the creator's life has been swept.

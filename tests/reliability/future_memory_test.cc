@@ -61,7 +61,8 @@ TEST_P(FuturesWithoutMemory, TellOfMembersThatFailed) {
   const Promise<int> first, second;
   const auto all = when_all(std::vector<Future<int>>{first.future(), second.future()});
   const auto both = when_all(first.future(), second.future());
-  const auto error = std::make_exception_ptr(Error(ErrorCode::disconnected, "the first has failed"));
+  const auto error =
+      std::make_exception_ptr(Error(ErrorCode::disconnected, "the first has failed"));
   FailingMemory::begin(1, kAll);
   first.set_exception(error);
   second.set_exception(error);

@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "stitch/rpc/gathering.h"
 #include "stitch/rref/rref.h"
 #include "tests/rref/tables.h"
 #include "tests/support/cluster.h"
@@ -80,6 +81,16 @@ TEST(RRefErrors, WithoutACurrentWorkerNoReferenceIsMade) {
   for (const std::string& text : texts()) {
     EXPECT_NE(text.find("make one current with stitch::WorkerScope"), std::string::npos) << text;
   }
+}
+
+// A peer may ask for an object with any function that it may call, also with one that has to know
+// who called it.
+TEST(RRefErrors, OfStitchsOwnFunctionsEndTheCreation) {
+  Cluster cluster(2);
+  const auto posted = remote<&detail::fetch_posted>({.to = "worker1", .timeout = 100ms},
+                                                    std::string("no gathering"), std::string("i"));
+  EXPECT_EQ(error_of([&] { posted.when_created().get(); }).code(), ErrorCode::timeout);
+  EXPECT_EQ(rpc_sync<&catch_and_tell>("worker1", remote<Tally>("worker1")), 1);
 }
 
 TEST(RRefErrors, AReferencePassedOnAfterItsOwnersEndNamesTheCallTheOwnerAndItsEpoch) {

@@ -45,6 +45,7 @@ struct Tally {
 };
 RRef<Tally> pass_back(RRef<Tally> tally) { return tally; }
 RRef<Tally> make_tally_at(std::string where) { return remote<Tally>(where); }
+RRef<Tally> make_tally_here() { return make_rref(Tally()); }
 RRef<RRef<Tally>> own_reference(RRef<Tally> tally) { return make_rref(std::move(tally)); }
 RRef<RRef<RRef<Tally>>> own_reference_again(RRef<RRef<Tally>> tally) {
   return make_rref(std::move(tally));
@@ -192,6 +193,9 @@ TEST(RRefList, TellsTypeSizeStateHoldersAndOriginOfEachObject) {
     EXPECT_EQ(find(here, own).state, RRefState::ready);
     EXPECT_EQ(find(here, own).bytes, sizeof(std::string) + 4);
     EXPECT_EQ(find(here, own).made_by, "");
+    const auto made_there = rpc_sync<&make_tally_here>("worker1");
+    EXPECT_NE(find(rrefs(cluster[1]), made_there).made_by.find("make_tally_here"),
+              std::string::npos);
     std::ostringstream text;
     text << find(here, own) << "\n" << ones;
     EXPECT_NE(text.str().find(to_string(own) + " ready at worker \"worker0\" (id 0)"),

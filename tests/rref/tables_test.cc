@@ -277,19 +277,20 @@ TEST(OwnerTable, OfWhatWasNeverRequestedNothingIsKeptAfterItsLastReference) {
 }
 
 TEST(OwnerTable, WhatOneCreatorSaysItNeverRequestedIsBounded) {
-  OwnerTable table(kOwner);
+  constexpr std::size_t kLimit = 100;
+  OwnerTable table(kOwner, kLimit);
   TableEffects effects;
   const auto unmade = [&](const WorkerLife& creator, std::uint64_t k) {
     table.not_requested({kOwner, creator, k}, kNotSent, effects);
   };
-  for (std::uint64_t k = 0; k < OwnerTable::kMaxUnmade; ++k) unmade(kFriend, 2 * k);
+  for (std::uint64_t k = 0; k < kLimit; ++k) unmade(kFriend, 2 * k);
   try {
     unmade(kFriend, 1);
     FAIL();
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::protocol);
   }
-  EXPECT_EQ(table.size(), OwnerTable::kMaxUnmade);
+  EXPECT_EQ(table.size(), kLimit);
   EXPECT_NO_THROW(unmade(kHere, 1)) << "another creator's";
   table.drop_holder({kOwner, kFriend, 0}, kFriend, effects);
   EXPECT_NO_THROW(unmade(kFriend, 1)) << "one of the others has ended";
