@@ -8,6 +8,7 @@
 
 #include "stitch/base/patience.h"
 #include "stitch/dist_autograd/control_frames.h"
+#include "stitch/dist_autograd/do_or_repeat.h"
 #include "stitch/dist_autograd/ended_context.h"
 #include "stitch/dist_autograd/pass.h"
 #include "stitch/rpc/agent/send_reliably.h"
@@ -19,7 +20,6 @@ namespace stitch::dist_autograd {
 namespace {
 
 constexpr std::size_t kMaxHeldPerFrame = 512;
-constexpr std::chrono::milliseconds kRepeatDelay{10};
 
 }  // namespace
 
@@ -111,14 +111,9 @@ void ContextRelease::end_all(const Error& error) {
 void ContextRelease::end_here(const std::vector<std::shared_ptr<ContextState>>& contexts,
                               const Error& error) {
   for (const auto& context : contexts) {
-    auto end = [context, error] {
+    do_or_repeat(agent_, [context, error] {
       for (const auto& pass : context->end().passes) pass->abort(error);  // that repeats itself
-    };
-    try {
-      base::patiently(end);
-    } catch (const std::bad_alloc&) {
-      agent_.loop().call_at(rpc::Clock::now() + kRepeatDelay, std::move(end));
-    }
+    });
   }
 }
 

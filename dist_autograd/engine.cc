@@ -12,6 +12,7 @@
 #include "stitch/base/patience.h"
 #include "stitch/dist_autograd/collected_work.h"
 #include "stitch/dist_autograd/control_frames.h"
+#include "stitch/dist_autograd/do_or_repeat.h"
 #include "stitch/dist_autograd/graph/device_order.h"
 #include "stitch/dist_autograd/pass.h"
 #include "stitch/dist_autograd/roots.h"
@@ -348,10 +349,25 @@ void Engine::open_and_handle(rpc::InMessage message) {
 void Engine::on_abort(const wire::PassHeader& header, const Error& error) {
   const auto [context, pass] = find(header);
   if (!context) return;
-  if (pass) pass->abort(error.with_remote(true));
-  auto failing = context->fail(error.with_remote(true));
-  std::set<WorkerId> told;
-  if (failing.first) spread_failure(*context, header, failing, told);
+  const Error remote = error.with_remote(true);
+  if (pass) pass->abort(remote);
+  fail_context(context, header, remote, {});
+}
+
+void Engine::fail_context(const std::shared_ptr<ContextState>& context,
+                          const wire::PassHeader& header, const Error& error,
+                          std::set<WorkerId> told) {
+  struct Failing {
+    std::shared_ptr<ContextState> context;
+    wire::PassHeader header;
+    std::set<WorkerId> told;
+    ContextState::FailEffects effects{};
+  };
+  const auto failing = std::make_shared<Failing>(Failing{context, header, std::move(told)});
+  failing->effects = context->fail(error);
+  do_or_repeat(agent_, [this, agent = agent_.shared_from_this(), failing] {
+    spread_failure(*failing->context, failing->header, failing->effects, failing->told);
+  });
 }
 
 void Engine::spread_failure(const ContextState& context, const wire::PassHeader& header,

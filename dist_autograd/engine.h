@@ -53,6 +53,10 @@ class Engine final : public rpc::Extension {
 
   // For Pass.
   [[nodiscard]] LinkId next_link() noexcept { return recording_.next_link(); }
+  // The context fails with `error`, unless it has failed or ended, because of the pass of `header`.
+  // What follows as for spread_failure(). After std::bad_alloc nothing has changed.
+  void fail_context(const std::shared_ptr<ContextState>& context, const wire::PassHeader& header,
+                    const Error& error, std::set<WorkerId> told);
   // The context has failed because of the pass of `header`, which has been aborted. Ends its other
   // passes here, and sends ABORT to `told` and to all that may read the context's gradients. Takes
   // out of both what is done: after std::bad_alloc it may be called again for the rest.

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "stitch/base/patience.h"
+#include "stitch/dist_autograd/do_or_repeat.h"
 #include "stitch/dist_autograd/engine.h"
 #include "stitch/dist_autograd/graph/tensor_bytes.h"
 #include "stitch/dist_autograd/plan_graph.h"
@@ -204,7 +205,7 @@ void Pass::gradients_left() {
     base::MutexLock lock(mutex_);
     if (--unwritten_ != 0 || !std::exchange(held_, false)) return;
   }
-  do_or_repeat([self = shared_from_this()] { self->strand_->resume(); });
+  do_or_repeat(*agent_, [self = shared_from_this()] { self->strand_->resume(); });
 }
 
 void Pass::went_quiet(std::uint64_t taken, bool resolved) {
@@ -392,7 +393,7 @@ void Pass::finish(const std::optional<Error>& error) {
   } else {
     // Callbacks run where the future completes: not under the strand's state, without grad mode.
     // Given up, the future would tell of the missing memory in place of the result.
-    do_or_repeat([self = shared_from_this()] {
+    do_or_repeat(*agent_, [self = shared_from_this()] {
       self->agent_->in_fresh_state([pass = self.get()] { pass->complete(); });
     });
   }

@@ -5,13 +5,11 @@
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <new>
 #include <optional>
 #include <set>
 #include <utility>
 #include <vector>
 
-#include "stitch/base/patience.h"
 #include "stitch/dist_autograd/at_settled.h"
 #include "stitch/dist_autograd/context_state.h"
 #include "stitch/dist_autograd/executor/plan.h"
@@ -162,11 +160,6 @@ class Pass final : public StrandOwner, public std::enable_shared_from_this<Pass>
   void complete() STITCH_EXCLUDES(mutex_);
   void expire() STITCH_EXCLUDES(mutex_);
   void stop_strand() STITCH_EXCLUDES(mutex_);
-  // Between two tries of what has no memory.
-  static constexpr std::chrono::milliseconds kRepeatDelay{10};
-  // Does `step`, or again and again, by a timer, where it has no memory. It keeps the pass alive.
-  template <class Step>
-  void do_or_repeat(Step step);
   // Runs a slice of the strand: on this thread if that has collected work of the pass to do.
   void execute(base::UniqueFunction<void()> slice);
   [[nodiscard]] Error found_here(const Error& error) const noexcept;
@@ -208,15 +201,5 @@ class Pass final : public StrandOwner, public std::enable_shared_from_this<Pass>
   bool held_ STITCH_GUARDED_BY(mutex_) = false;          // the strand, until there are none
   base::EventLoop::TimerId timer_ STITCH_GUARDED_BY(mutex_) = 0;
 };
-
-// The timer, its task and what that keeps take no memory but a little of the reserve.
-template <class Step>
-void Pass::do_or_repeat(Step step) {
-  try {
-    base::patiently(step);
-  } catch (const std::bad_alloc&) {
-    agent_->loop().call_at(rpc::Clock::now() + kRepeatDelay, std::move(step));
-  }
-}
 
 }  // namespace stitch::dist_autograd

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "stitch/base/name_list.h"
-#include "stitch/base/patience.h"
+#include "stitch/dist_autograd/do_or_repeat.h"
 #include "stitch/dist_autograd/engine.h"
 #include "stitch/dist_autograd/pass.h"
 #include "stitch/rpc/message/life_text.h"
@@ -19,7 +19,7 @@ void Pass::abort(const Error& error) {
     std::set<WorkerId> told;
     ContextState::FailEffects effects;
   };
-  do_or_repeat([self = shared_from_this(), error] {
+  do_or_repeat(*agent_, [self = shared_from_this(), error] {
     auto failing = std::make_shared<Failing>();
     {
       base::MutexLock lock(self->mutex_);
@@ -30,11 +30,11 @@ void Pass::abort(const Error& error) {
       self->error_ = failing->effects.error;
       self->protocol_.fail();
     }
-    self->do_or_repeat([self, failing] {
+    do_or_repeat(*self->agent_, [self, failing] {
       self->engine_.spread_failure(*self->context_, self->header(), failing->effects,
                                    failing->told);
     });
-    self->do_or_repeat([self] { self->stop_strand(); });
+    do_or_repeat(*self->agent_, [self] { self->stop_strand(); });
   });
 }
 
@@ -75,12 +75,15 @@ void Pass::expire() {
 }
 
 void Pass::done_not_sent(const Error& error) {
-  std::set<WorkerId> told = base::patiently([&] {
-    base::MutexLock lock(mutex_);
-    return protocol_.concerned();
+  do_or_repeat(*agent_, [self = shared_from_this(), error] {
+    std::set<WorkerId> told;
+    {
+      base::MutexLock lock(self->mutex_);
+      told = self->protocol_.concerned();
+    }
+    self->engine_.fail_context(self->context_, self->header(), self->found_here(error),
+                               std::move(told));
   });
-  auto failing = base::patiently([&] { return context_->fail(found_here(error)); });
-  engine_.spread_failure(*context_, header(), failing, told);
 }
 
 }  // namespace stitch::dist_autograd

@@ -1,6 +1,7 @@
 // What the functions of backward_and_step.h do.
 #include <atomic>
 #include <memory>
+#include <new>
 #include <numeric>
 #include <optional>
 #include <string>
@@ -16,12 +17,16 @@ namespace {
 // The error of what failed when owners had been told to step.
 Error with_stepped(const Error& failure, std::int64_t stepped) {
   if (stepped == 0) return failure;
-  return Error(failure.code(), std::string(failure.what()) + "; " + std::to_string(stepped) +
-                                   (stepped == 1 ? " parameter was" : " parameters were") +
-                                   " stepped nevertheless")
-      .with_worker(failure.worker())
-      .with_function(failure.function())
-      .with_remote(failure.remote());
+  try {
+    return Error(failure.code(), std::string(failure.what()) + "; " + std::to_string(stepped) +
+                                     (stepped == 1 ? " parameter was" : " parameters were") +
+                                     " stepped nevertheless")
+        .with_worker(failure.worker())
+        .with_function(failure.function())
+        .with_remote(failure.remote());
+  } catch (const std::bad_alloc&) {
+    return failure;  // without saying that
+  }
 }
 
 // The results of steps that have been started, once all have ended. With `failure`, be it that of
@@ -51,6 +56,10 @@ class SettledSteps final : public dist_autograd::AtSettled,
 
   void announce() noexcept override { announced_.store(true, std::memory_order_release); }
   void run(bool running) noexcept override;
+  // Whether the pass is settled, and steps may have been started.
+  [[nodiscard]] bool announced() const noexcept {
+    return announced_.load(std::memory_order_acquire);
+  }
 
   // The steps' outcome, for a pass that has ended with `failure` or without one; called once.
   // Starts them if the pass could not. Completes when all that have been started have ended. The
@@ -104,7 +113,7 @@ void SettledSteps::run(bool running) noexcept {
 }
 
 Future<std::vector<std::int64_t>> SettledSteps::outcome(const std::optional<Error>& failure) {
-  if (!announced_.load(std::memory_order_acquire))
+  if (!announced())
     return failure ? make_failed<std::vector<std::int64_t>>(*failure) : start_steps(steps_);
   const auto results = [self = shared_from_this(), failure] {
     return results_of(std::move(self->started_), failure ? failure : self->not_started_);
@@ -124,6 +133,9 @@ std::int64_t backward_and_steps(const dist_autograd::ContextHandle& context,
     context.backward(std::move(losses), options, settled);
   } catch (const Error& error) {
     failure = error;
+  } catch (...) {
+    if (!settled->announced()) throw;
+    failure = to_error(std::current_exception());
   }
   return sum_of(settled->outcome(failure).get());
 }

@@ -36,8 +36,8 @@ struct RRefInfo {
   WorkerInfo owner;    // the worker that has the object; without a name if it is not known
   WorkerInfo creator;  // the worker that made the object or asked for it
   RRefState state = RRefState::lost;  // as this worker sees it
-  // The function or class whose result the object is; for one made by make_rref(), the function of
-  // the call that made it. Empty if it is not known here: make_rref() outside of a call, or
+  // The function or class whose result the object is; for one made by make_rref(), the called
+  // function that ran on that thread. Empty if it is not known here: there was none, or it was
   // received from another worker.
   std::string made_by;
   std::string type;  // of the object; empty where it is not known

@@ -23,7 +23,11 @@ class FutureAwaiter {
     rpc::ExecutionContext inside = rpc::ExecutionContext::captured();
     if constexpr (requires { coroutine.promise().await(future_, inside); })
       outcome_ = coroutine.promise().await(future_, inside);
-    rpc::Continuation rest(std::move(inside), [coroutine] { coroutine.resume(); });
+    // With all the memory that it needs: from here on nothing can fail.
+    auto resume =
+        FutureStateBase::one_callback([rest = rpc::Continuation(std::move(inside), [coroutine] {
+                                         coroutine.resume();
+                                       })]() mutable { std::move(rest).run(); });
     std::shared_ptr<FutureStateBase> to_stop;
     if (outcome_) {
       const auto weak = future_.outcome();
@@ -41,16 +45,12 @@ class FutureAwaiter {
     // The coroutine's scopes (a WorkerScope, a Context) stay with the coroutine; its caller gets
     // back what it had. This comes first: once the callback is registered, another thread may
     // finish the coroutine and free everything here.
-    rpc::ExecutionContext scopes;
     if constexpr (requires { coroutine.promise().outside(); })
-      scopes = std::exchange(rpc::ExecutionContext::current(), coroutine.promise().outside());
+      rpc::ExecutionContext::current() = coroutine.promise().outside();
     try {
-      future_.on_ready([rest = std::move(rest)]() mutable { std::move(rest).run(); });
-    } catch (...) {  // no memory to register it: the coroutine goes on here, with that error
-      if constexpr (requires { coroutine.promise().outside(); })
-        rpc::ExecutionContext::current() = std::move(scopes);
-      if (outcome_) outcome_->clear_awaited();
-      throw;
+      future_.state_->on_ready(std::move(resume));
+    } catch (...) {
+      // Thrown by a callback, which must not throw; the coroutine may have ended meanwhile.
     }
     if (to_stop) to_stop->stop_work();  // nothing here is touched any more
   }

@@ -73,11 +73,18 @@ void StreamSet::wait_for_default() const {
   for (const auto& stream : streams_) order(cuda().getDefaultStream(stream.device()), stream);
 }
 
-std::shared_ptr<const StreamSet> StreamSetScope::exchange_streams(const StreamSet& streams) {
-  std::vector<c10::Stream> outer;
-  outer.reserve(streams.streams().size());
-  for (const auto& stream : streams.streams()) outer.push_back(cuda().exchangeStream(stream));
-  return std::make_shared<const StreamSet>(std::move(outer));
+StreamSetScope::StreamSetScope(const std::shared_ptr<const StreamSet>& streams,
+                               std::vector<c10::Stream> outer)
+    : outer_(std::move(outer)) {
+  if (!streams) return;
+  outer_.reserve(streams->streams().size());
+  for (const auto& stream : streams->streams()) outer_.push_back(cuda().getStream(stream.device()));
+  // Only now: nothing has changed where there is no memory.
+  for (const auto& stream : streams->streams()) static_cast<void>(cuda().exchangeStream(stream));
+}
+
+void StreamSetScope::restore() noexcept {
+  for (const auto& stream : outer_) static_cast<void>(cuda().exchangeStream(stream));
 }
 
 void ArrivedMemory::add(const c10::Storage& storage, c10::Device device) {

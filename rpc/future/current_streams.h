@@ -47,17 +47,19 @@ class StreamSet {
 // Makes `streams` current on this thread for a block; null leaves it as it is. Blocks nest.
 class StreamSetScope {
  public:
-  explicit StreamSetScope(const std::shared_ptr<const StreamSet>& streams)
-      : outer_(streams ? exchange_streams(*streams) : nullptr) {}
+  // Takes no memory but that of `outer` where that has room for as many streams.
+  explicit StreamSetScope(const std::shared_ptr<const StreamSet>& streams,
+                          std::vector<c10::Stream> outer = {});
   ~StreamSetScope() {
-    if (outer_) static_cast<void>(exchange_streams(*outer_));
+    if (!outer_.empty()) [[unlikely]]
+      restore();
   }
   StreamSetScope(const StreamSetScope&) = delete;
   StreamSetScope& operator=(const StreamSetScope&) = delete;
 
  private:
-  [[nodiscard]] static std::shared_ptr<const StreamSet> exchange_streams(const StreamSet& streams);
-  const std::shared_ptr<const StreamSet> outer_;
+  void restore() noexcept;
+  std::vector<c10::Stream> outer_;  // those that were current
 };
 
 // The memory of tensors that a message brought to devices. Keeps none of it alive. Thread contract:

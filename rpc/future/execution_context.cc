@@ -2,7 +2,9 @@
 
 #include <ATen/core/grad_mode.h>
 
+#include <optional>
 #include <utility>
+#include <vector>
 
 #include "stitch/base/patience.h"
 #include "stitch/rpc/future/autocast.h"
@@ -24,19 +26,38 @@ ExecutionContext ExecutionContext::captured() {
   return context;
 }
 
-void ExecutionContextScope::enter_streams() {
-  streams_ =
-      base::patiently([] { return new StreamSetScope(ExecutionContext::current().streams); });
+class ScopeMemory {
+ public:
+  explicit ScopeMemory(const ExecutionContext& context) {
+    if (context.streams) outer_streams_.reserve(context.streams->streams().size());
+  }
+  void enter(const ExecutionContext& context) {
+    if (context.streams) streams_.emplace(context.streams, std::move(outer_streams_));
+    if (context.autocast) autocast_.emplace(*context.autocast);
+  }
+  void leave() noexcept {
+    autocast_.reset();
+    streams_.reset();
+  }
+
+ private:
+  std::vector<c10::Stream> outer_streams_;
+  std::optional<StreamSetScope> streams_;
+  std::optional<AutocastScope> autocast_;
+};
+
+std::shared_ptr<ScopeMemory> ExecutionContextScope::memory_for(const ExecutionContext& context) {
+  if (!context.streams && !context.autocast) return nullptr;
+  return std::make_shared<ScopeMemory>(context);
 }
 
-void ExecutionContextScope::leave_streams() noexcept { delete streams_; }
-
-void ExecutionContextScope::enter_autocast() {
-  autocast_ =
-      base::patiently([] { return new AutocastScope(*ExecutionContext::current().autocast); });
+void ExecutionContextScope::enter(std::shared_ptr<ScopeMemory> memory) {
+  const ExecutionContext& context = ExecutionContext::current();
+  memory_ = memory ? std::move(memory) : base::patiently([&] { return memory_for(context); });
+  memory_->enter(context);
 }
 
-void ExecutionContextScope::leave_autocast() noexcept { delete autocast_; }
+void ExecutionContextScope::leave() noexcept { memory_->leave(); }
 
 bool turn_grad_off() noexcept {
   const bool was_on = at::GradMode::is_enabled();
@@ -47,7 +68,11 @@ bool turn_grad_off() noexcept {
 void turn_grad_on() noexcept { at::GradMode::set_enabled(true); }
 
 Continuation::Continuation(ExecutionContext context, base::UniqueFunction<void()> task)
-    : work_(std::make_unique<Work>(Work{std::move(context), std::move(task)})) {}
+    : work_(std::make_unique<Work>()) {
+  work_->scope = ExecutionContextScope::memory_for(context);
+  work_->context = std::move(context);
+  work_->task = std::move(task);
+}
 
 void Continuation::run() && {
   const auto runtime =
@@ -60,7 +85,7 @@ void Continuation::run() && {
 }
 
 void Continuation::perform(Work& work) {
-  const ExecutionContextScope scope(std::move(work.context));
+  const ExecutionContextScope scope(std::move(work.context), std::move(work.scope));
   work.task();
 }
 

@@ -14,9 +14,8 @@
 namespace stitch::rpc {
 
 class ArrivedMemory;
-class AutocastScope;
+class ScopeMemory;
 class StreamSet;
-class StreamSetScope;
 struct Autocast;
 
 // As ArrivedMemory::use_on_current_streams().
@@ -83,27 +82,30 @@ struct ExecutionContext {
 bool turn_grad_off() noexcept;
 void turn_grad_on() noexcept;
 // Makes an ExecutionContext current on this thread for a block. Blocks nest. Throws std::bad_alloc,
-// and leaves the thread as it was, where streams or autocast find no memory for a while.
+// and leaves the thread as it was, where a context with streams or autocast finds no memory for a
+// while.
 class ExecutionContextScope {
  public:
   explicit ExecutionContextScope(ExecutionContext context)
+      : ExecutionContextScope(std::move(context), nullptr) {}
+  // With memory_for() that context, which makes that certain.
+  ExecutionContextScope(ExecutionContext context, std::shared_ptr<ScopeMemory> memory)
       : ExecutionContextScope(std::exchange(ExecutionContext::current(), std::move(context)),
                               Exchanged()) {
-    if (ExecutionContext::current().streams) [[unlikely]]
-      enter_streams();
-    if (ExecutionContext::current().autocast) [[unlikely]]
-      enter_autocast();
+    if (ExecutionContext::current().streams || ExecutionContext::current().autocast) [[unlikely]]
+      enter(std::move(memory));
   }
   ~ExecutionContextScope() {
-    if (autocast_) [[unlikely]]
-      leave_autocast();
-    if (streams_) [[unlikely]]
-      leave_streams();
+    if (memory_) [[unlikely]]
+      leave();
     if (turned_grad_off_) turn_grad_on();
     ExecutionContext::current() = std::move(outer_);
   }
   ExecutionContextScope(const ExecutionContextScope&) = delete;
   ExecutionContextScope& operator=(const ExecutionContextScope&) = delete;
+
+  // What one scope of that context needs; null if that is nothing.
+  [[nodiscard]] static std::shared_ptr<ScopeMemory> memory_for(const ExecutionContext& context);
 
  private:
   struct Exchanged {};
@@ -111,14 +113,11 @@ class ExecutionContextScope {
   ExecutionContextScope(ExecutionContext outer, Exchanged) noexcept
       : outer_(std::move(outer)),
         turned_grad_off_(ExecutionContext::current().no_grad && turn_grad_off()) {}
-  void enter_streams();
-  void leave_streams() noexcept;
-  void enter_autocast();
-  void leave_autocast() noexcept;
+  void enter(std::shared_ptr<ScopeMemory> memory);
+  void leave() noexcept;
   ExecutionContext outer_;
   bool turned_grad_off_;
-  StreamSetScope* streams_ = nullptr;  // owned; null where no stream was changed
-  AutocastScope* autocast_ = nullptr;  // owned; null where autocast was not changed
+  std::shared_ptr<ScopeMemory> memory_;  // null where neither streams nor autocast were changed
 };
 
 // What runs later, under `context`. Made with all the memory that it needs: once made, it runs,
@@ -135,6 +134,7 @@ class Continuation {
   struct Work {
     ExecutionContext context;
     base::UniqueFunction<void()> task;
+    std::shared_ptr<ScopeMemory> scope;
   };
   static void perform(Work& work);
   std::unique_ptr<Work> work_;

@@ -1,8 +1,6 @@
 #include "stitch/rpc/future/future_state.h"
 
-#include <list>
 #include <new>
-#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -27,61 +25,60 @@ std::optional<std::string> reason_of_torch_error(const std::exception& exception
 }
 [[maybe_unused]] const bool reader_is_set = (set_reason_reader(&reason_of_torch_error), true);
 
-// Callbacks that became due while another one runs on this thread; they run after it.
-class Waiting {
- public:
-  // False, and it is left untouched, where there is no memory for that.
-  [[nodiscard]] bool add(base::UniqueFunction<void()>& callback) noexcept {
-    try {
-      callbacks_.push_back(std::move(callback));
-      return true;
-    } catch (const std::bad_alloc&) {
-      return false;
-    }
-  }
-  [[nodiscard]] bool empty() const noexcept { return callbacks_.empty(); }
-  void run_one() {
-    auto next = std::move(callbacks_.front());
-    callbacks_.pop_front();
-    next();
-  }
+// Callbacks that became due while another one runs on this thread; they run after it. Null: none
+// runs, or it waits itself.
+thread_local CallbackList* behind_callback = nullptr;
 
- private:
-  std::list<base::UniqueFunction<void()>> callbacks_;  // a list takes no memory while it is empty
-};
-thread_local Waiting* behind_callback = nullptr;  // null: no callback runs, or it waits itself
+void take_first(CallbackList& callbacks, base::UniqueFunction<void()>& first) {
+  first = std::move(callbacks.front());
+  callbacks.pop_front();
+}
 
-// Runs callbacks one after another, never one inside another. A callback should not throw; if one
-// does, the others run all the same, and the first exception is rethrown at the end.
-void run_in_turn(std::span<base::UniqueFunction<void()>> callbacks) {
-  if (callbacks.empty()) return;
-  if (behind_callback != nullptr) {
-    for (auto& callback : callbacks) {
-      if (!behind_callback->add(callback)) callback();
-    }
-    return;
-  }
-  Waiting waiting;
-  std::size_t kept = 1;  // beginning with this one they run from where they are
-  while (kept < callbacks.size() && waiting.add(callbacks[kept])) ++kept;
+// Runs `first` and all that it makes due, one after another, never one inside another. A callback
+// should not throw; if one does, the others run all the same, and the first exception is rethrown
+// at the end. REQUIRES: no callback runs on this thread.
+void run_all(base::UniqueFunction<void()>& first, CallbackList& waiting) {
   behind_callback = &waiting;
   std::exception_ptr thrown;
-  const auto run = [&thrown](auto&& callback) {
+  const auto run = [&thrown](base::UniqueFunction<void()>& callback) {
     try {
       callback();
     } catch (...) {
       if (!thrown) thrown = std::current_exception();
     }
+    callback = nullptr;  // destroying what it held may add callbacks
   };
-  run(callbacks.front());
-  callbacks.front() = nullptr;  // destroying what it held may add callbacks
-  for (; kept < callbacks.size(); ++kept) {
-    run(callbacks[kept]);
-    callbacks[kept] = nullptr;
+  run(first);
+  while (!waiting.empty()) {
+    take_first(waiting, first);
+    run(first);
   }
-  while (!waiting.empty()) run([&waiting] { waiting.run_one(); });
   behind_callback = nullptr;
   if (thrown) std::rethrow_exception(thrown);
+}
+
+// Runs callbacks now; inside another one, after it.
+void run_in_turn(CallbackList callbacks) {
+  if (callbacks.empty()) return;
+  if (behind_callback != nullptr) {
+    behind_callback->splice(behind_callback->end(), callbacks);
+    return;
+  }
+  base::UniqueFunction<void()> first;
+  take_first(callbacks, first);
+  run_all(first, callbacks);
+}
+void run_in_turn(base::UniqueFunction<void()> callback) {
+  if (behind_callback == nullptr) {
+    CallbackList waiting;
+    run_all(callback, waiting);
+    return;
+  }
+  try {
+    behind_callback->push_back(std::move(callback));
+  } catch (const std::bad_alloc&) {
+    callback();
+  }
 }
 
 // For a chain of cancellers, each of which cancels the next.
@@ -101,7 +98,7 @@ void run_canceller(base::UniqueFunction<void()>& canceller) {
     const CancellerRunning running;
     canceller();
   } else {
-    run_in_turn({&canceller, 1});
+    run_in_turn(std::move(canceller));
   }
 }
 
@@ -110,7 +107,11 @@ class WaitingInside {
  public:
   WaitingInside() {
     if (behind_callback == nullptr) return;
-    while (!behind_callback->empty()) behind_callback->run_one();
+    while (!behind_callback->empty()) {
+      base::UniqueFunction<void()> next;
+      take_first(*behind_callback, next);
+      next();
+    }
     outer_ = std::exchange(behind_callback, nullptr);
   }
   ~WaitingInside() {
@@ -120,8 +121,16 @@ class WaitingInside {
   WaitingInside& operator=(const WaitingInside&) = delete;
 
  private:
-  Waiting* outer_ = nullptr;
+  CallbackList* outer_ = nullptr;
 };
+
+std::exception_ptr exception_of(ErrorCode code, const char* text) noexcept {
+  try {
+    return std::make_exception_ptr(Error(code, text));
+  } catch (...) {
+    return std::current_exception();  // no memory for that
+  }
+}
 
 }  // namespace
 
@@ -137,12 +146,7 @@ void throw_empty_promise(const char* operation) {
 }
 
 std::exception_ptr dropped_promise() noexcept {
-  try {
-    return std::make_exception_ptr(
-        Error(ErrorCode::cancelled, "promise was dropped before it was kept"));
-  } catch (...) {
-    return std::current_exception();  // no memory for that
-  }
+  return exception_of(ErrorCode::cancelled, "promise was dropped before it was kept");
 }
 
 void FutureStateBase::wait() {
@@ -164,28 +168,36 @@ bool FutureStateBase::wait_until(std::chrono::steady_clock::time_point deadline)
 }
 
 void FutureStateBase::on_ready(base::UniqueFunction<void()> callback) {
+  if (ready()) {
+    run_in_turn(std::move(callback));
+  } else {
+    on_ready(one_callback(std::move(callback)));
+  }
+}
+
+void FutureStateBase::on_ready(CallbackList callback) {
   {
     base::MutexLock lock(mutex_);
     if (!ready()) {
-      callbacks_.push_back(std::move(callback));
+      callbacks_.splice(callbacks_.end(), callback);
       return;
     }
   }
-  run_in_turn({&callback, 1});
+  run_in_turn(std::move(callback));
 }
 
 bool FutureStateBase::set_exception(std::exception_ptr exception) {
+  // One would make the state look as if it had a value.
+  if (!exception)
+    exception = exception_of(ErrorCode::invalid_argument, "promise was given a null exception");
   if (!claim()) return false;
-  // A null exception would make the state look as if it had a value.
-  exception_ = exception ? std::move(exception)
-                         : std::make_exception_ptr(Error(ErrorCode::invalid_argument,
-                                                         "promise was given a null exception"));
+  exception_ = std::move(exception);
   publish();
   return true;
 }
 
 void FutureStateBase::publish() {
-  std::vector<base::UniqueFunction<void()>> callbacks;
+  CallbackList callbacks;
   base::UniqueFunction<void()> canceller;
   {
     base::MutexLock lock(mutex_);
@@ -194,7 +206,7 @@ void FutureStateBase::publish() {
     canceller = std::move(canceller_);
     completed_.notify_all();
   }
-  run_in_turn(callbacks);
+  run_in_turn(std::move(callbacks));
 }
 
 void FutureStateBase::set_coroutine(std::shared_ptr<rpc::StopFlag> stop) {
@@ -243,8 +255,7 @@ void FutureStateBase::cancel() {
   if (stop) stop->request();
   run_canceller(canceller);
   ask_to_stop();
-  set_exception(
-      std::make_exception_ptr(Error(ErrorCode::cancelled, "future was cancelled by its holder")));
+  set_exception(exception_of(ErrorCode::cancelled, "future was cancelled by its holder"));
 }
 
 void FutureStateBase::hand_over_memory() const { rpc::use_on_current_streams(*arrived_); }

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdint>
 #include <exception>
+#include <list>
 #include <memory>
 #include <optional>
 #include <tuple>
@@ -48,6 +49,10 @@ struct IsCopyable<std::variant<Ts...>> : AllCopyable<Ts...> {};
 template <class T>
 inline constexpr bool kCopyable = IsCopyable<T>::value;
 
+// A list takes no memory while it is empty, nor when it goes over into another one.
+using CallbackList =
+    std::list<base::UniqueFunction<void()>, base::RecyclingAllocator<base::UniqueFunction<void()>>>;
+
 // The part of a future's shared state that does not depend on its type: completion, waiting,
 // callbacks, cancelling. Thread contract: any thread. Callbacks run exactly once, in the order they
 // were added, on the thread that completes the state or, when it is complete, immediately on the
@@ -70,6 +75,13 @@ class FutureStateBase {
   [[nodiscard]] bool wait_until(std::chrono::steady_clock::time_point deadline)
       STITCH_EXCLUDES(mutex_);
   void on_ready(base::UniqueFunction<void()> callback) STITCH_EXCLUDES(mutex_);
+  // The same with its memory, one_callback(): adding it cannot fail.
+  void on_ready(CallbackList callback) STITCH_EXCLUDES(mutex_);
+  [[nodiscard]] static CallbackList one_callback(base::UniqueFunction<void()> callback) {
+    CallbackList list;
+    list.push_back(std::move(callback));
+    return list;
+  }
   // False when it was complete already; the first completion counts.
   bool set_exception(std::exception_ptr exception) STITCH_EXCLUDES(mutex_);
   // REQUIRES: ready().
@@ -127,7 +139,7 @@ class FutureStateBase {
   std::atomic<bool> ready_{false};
   base::Mutex mutex_;
   base::CondVar completed_;
-  std::vector<base::UniqueFunction<void()>> callbacks_ STITCH_GUARDED_BY(mutex_);
+  CallbackList callbacks_ STITCH_GUARDED_BY(mutex_);
   base::UniqueFunction<void()> canceller_ STITCH_GUARDED_BY(mutex_);
   std::shared_ptr<rpc::StopFlag> coroutine_ STITCH_GUARDED_BY(mutex_);
   bool asked_to_stop_ STITCH_GUARDED_BY(mutex_) = false;

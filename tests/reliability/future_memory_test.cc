@@ -2,15 +2,19 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <exception>
-#include <limits>
 #include <memory>
 #include <new>
+#include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
+#include "stitch/rpc/future/autocast.h"
+#include "stitch/rpc/future/execution_context.h"
 #include "stitch/rpc/future/future.h"
 #include "tests/support/cluster.h"
 #include "tests/support/failing_memory.h"
@@ -22,7 +26,7 @@ using namespace std::chrono_literals;
 using testing::Cluster;
 using testing::FailingMemory;
 
-constexpr std::int64_t kAll = std::numeric_limits<std::int64_t>::max() - 1;
+constexpr std::int64_t kAll = std::int64_t{1} << 40;
 
 Future<int> one_more_than(Future<int> number) { co_return co_await number + 1; }
 
@@ -57,6 +61,48 @@ TEST_P(FuturesWithoutMemory, RunTheirContinuations) {
   EXPECT_EQ(added.get(), 28);
 }
 
+// Continuations that have more to set up than their thread's context.
+TEST_P(FuturesWithoutMemory, RunContinuationsUnderTheirAutocast) {
+  const Promise<int> promise;
+  Future<bool> as_made, awaited;
+  const auto on_after = [](Future<int> number) -> Future<bool> {
+    co_await number;
+    co_return rpc::Autocast::is_on();
+  };
+  {
+    const rpc::AutocastScope scope({at::kBFloat16, std::nullopt});
+    rpc::ExecutionContext here = rpc::ExecutionContext::captured();
+    here.autocast = std::make_shared<const rpc::Autocast>(rpc::Autocast::current());
+    const rpc::ExecutionContextScope inside(here);
+    as_made = promise.future().then([](int) { return rpc::Autocast::is_on(); });
+    awaited = on_after(promise.future());
+  }
+  FailingMemory::begin(1, kAll);
+  promise.set_value(1);
+  const bool completed = as_made.wait_for(20s) && awaited.wait_for(20s);
+  FailingMemory::end();
+  ASSERT_TRUE(completed);
+  EXPECT_TRUE(as_made.get());
+  EXPECT_TRUE(awaited.get());
+  EXPECT_FALSE(rpc::Autocast::is_on());
+}
+
+// A thread's first wait is noted for reports, where there is memory for that.
+TEST_P(FuturesWithoutMemory, AreWaitedForByNewThreads) {
+  const Promise<int> promise;
+  std::atomic<bool> waits{false};
+  std::jthread thread([&] {
+    waits = true;
+    EXPECT_EQ(promise.future().get(), 3);
+    EXPECT_EQ(promise.future().get(), 3);
+  });
+  FailingMemory::begin(1, kAll);
+  while (!waits) std::this_thread::yield();
+  std::this_thread::sleep_for(5ms);  // it sleeps in get() by now, most likely
+  FailingMemory::end();
+  promise.set_value(3);
+}
+
 TEST_P(FuturesWithoutMemory, TellOfMembersThatFailed) {
   const Promise<int> first, second;
   const auto all = when_all(std::vector<Future<int>>{first.future(), second.future()});
@@ -77,40 +123,46 @@ TEST_P(FuturesWithoutMemory, TellOfMembersThatFailed) {
 // A future that a continuation returned has a value that cannot be copied; or cannot be followed.
 TEST_P(FuturesWithoutMemory, FailWithWhatTheFollowedOneCouldNotDo) {
   const std::string long_text(100, 'x');
-  int failed = 0;
+  int failed = 0, copies_failed = 0;
   for (std::int64_t at = 1;; ++at) {
     ASSERT_LT(at, 1'000);
     const Promise<void> begin;
     const Promise<std::string> inner;
     const Future<std::string> outer =
         begin.future().then([future = inner.future()] { return future; });
+    std::string text = long_text;
     FailingMemory::begin(at, kAll);
     begin.set_value();
     if (GetParam()) static_cast<void>(outer.wait_for(10ms));  // it follows, or has failed
-    inner.set_value(std::string(long_text.data(), 10));
+    const bool follows = !outer.ready();
+    inner.set_value(std::move(text));
     const bool completed = outer.wait_for(20s);
     const bool any = FailingMemory::end() != 0;
     ASSERT_TRUE(completed) << "without the allocation " << at << " and those after it";
     if (!outer.has_error()) {
-      EXPECT_EQ(outer.get(), long_text.substr(0, 10));
+      EXPECT_EQ(outer.get(), long_text);
     } else {
       ++failed;
+      if (follows) ++copies_failed;
       EXPECT_THROW(outer.get(), std::bad_alloc) << at;
     }
     if (!any) break;
   }
   EXPECT_GT(failed, 0);
+  EXPECT_GT(copies_failed, 0);
 }
 
 // co_await without memory throws where it stands, and leaves what was current there.
 Future<int> value_or_minus_one(Future<int> number, bool* same) {
-  const rpc::ExecutionContext before = rpc::ExecutionContext::captured();
+  rpc::ExecutionContext inside = rpc::ExecutionContext::captured();
+  inside.deadline -= 1h;  // of never
+  const rpc::ExecutionContextScope scope(inside);
   int value = -1;
   try {
     value = co_await number;
   } catch (const std::bad_alloc&) {
   }
-  *same = rpc::ExecutionContext::current().runtime == before.runtime;
+  *same = rpc::ExecutionContext::current().deadline == inside.deadline;
   co_return value;
 }
 
@@ -129,6 +181,7 @@ TEST_P(FuturesWithoutMemory, ThrowWhereACoroutineWouldHaveWaited) {
     } catch (const std::bad_alloc&) {  // no memory for the coroutine itself
     }
     const bool any = FailingMemory::end() != 0;
+    EXPECT_EQ(rpc::ExecutionContext::current().deadline, rpc::Clock::time_point::max());
     promise.set_value(5);
     if (outcome.valid()) {
       ASSERT_TRUE(outcome.wait_for(20s)) << at;
