@@ -8,7 +8,6 @@
 #include <memory>
 #include <system_error>
 #include <thread>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -85,7 +84,7 @@ class EventLoop::Impl {
     if (when <= last_check_) when = last_check_ + Clock::duration(1);
     const auto at = timers_.emplace_hint(timers_.end(), Key{when, id}, std::move(task));
     try {
-      by_id_.emplace(id, at);
+      by_id_.emplace_hint(by_id_.end(), id, at);
     } catch (...) {
       task = std::move(at->second);
       timers_.erase(at);
@@ -259,8 +258,9 @@ class EventLoop::Impl {
   bool wake_pending_ STITCH_GUARDED_BY(mutex_) = false;  // on_wake() will run
   std::vector<Task> tasks_ STITCH_GUARDED_BY(mutex_);
   Timers timers_ STITCH_GUARDED_BY(mutex_);
-  std::unordered_map<TimerId, Timers::iterator, std::hash<TimerId>, std::equal_to<>,
-                     ReservedAllocator<std::pair<const TimerId, Timers::iterator>, std::allocator>>
+  // No table of buckets, for which the reserve may be too small.
+  std::map<TimerId, Timers::iterator, std::less<>,
+           ReservedAllocator<std::pair<const TimerId, Timers::iterator>, std::allocator>>
       by_id_ STITCH_GUARDED_BY(mutex_);
   TimerId next_id_ STITCH_GUARDED_BY(mutex_) = 1;
   Time next_check_ STITCH_GUARDED_BY(mutex_) =

@@ -90,12 +90,14 @@ void ContextRelease::on_hold(const WorkerInfo& from, const wire::Hold& hold) {
     // those that come between, or that one itself, for `from`.
     if (!contexts_.made(counter)) continue;
     const ContextId id{agent_.self().id, agent_.self().epoch, counter};
-    const auto context = contexts_.find(id);
-    if (!context || !context->add_peer(from)) {
-      release({from}, release_of_own(id));
-    } else if (const auto failure = context->failure()) {
-      send_abort(agent_, from, {id, {}, 0}, *failure);
-    }
+    base::patiently([&] {  // it is not sent again
+      const auto context = contexts_.find(id);
+      if (!context || !context->add_peer(from)) {
+        release({from}, release_of_own(id));
+      } else if (const auto failure = context->failure()) {
+        send_abort(agent_, from, {id, {}, 0}, *failure);
+      }
+    });
   }
 }
 

@@ -33,8 +33,14 @@ std::shared_ptr<ContextState> ContextTable::find_or_join(const ContextId& id) {
 std::shared_ptr<ContextState> ContextTable::find_or_join(const ContextId& id,
                                                          const WorkerInfo& teller, bool& first) {
   base::MutexLock lock(mutex_);
+  const bool known = contexts_.contains(id);
   auto context = find_or_make(id);
-  first = context && context->add_teller(teller.id, teller.epoch);
+  try {
+    first = context && context->add_teller(teller.id, teller.epoch);
+  } catch (...) {  // no memory: RELEASE of a teller that is not noted would be ignored
+    if (!known) contexts_.erase(id);
+    throw;
+  }
   return context;
 }
 

@@ -178,13 +178,21 @@ void Engine::on_frame(rpc::InMessage message) {
     return;
   }
   if (kind == wire::kHold) {
-    wire::Hold hold;
-    archive(hold);
-    archive.expect_end();
+    // It is not sent again.
+    const wire::Hold hold = base::patiently([&] {
+      wire::Hold read;
+      rpc::InArchive whole(message, message.view.body());
+      whole(read);
+      whole.expect_end();
+      return read;
+    });
     if (!require_life(agent_, agent_.self().id, hold.epoch, "the home of contexts that are held"))
       return;
-    agent_.post_where_read([agent = agent_.shared_from_this(), this, from = message.from,
-                            hold = std::move(hold)] { release_.on_hold(from, hold); });
+    agent_.post_where_read(base::patiently([&] {
+      return base::UniqueFunction<void()>([agent = agent_.shared_from_this(), this,
+                                           from = message.from,
+                                           hold] { release_.on_hold(from, hold); });
+    }));
     return;
   }
   wire::PassHeader header;
@@ -286,7 +294,7 @@ Engine::Target Engine::find(const wire::PassHeader& header) const {
 // MARK and GRADIENTS: each may be the first message of its pass here.
 void Engine::open_and_handle(rpc::InMessage message) {
   wire::PassHeader header;
-  const WorkerInfo from = message.from;
+  const WorkerInfo& from = message.from;
   try {
     rpc::InArchive archive(message, message.view.body());
     archive(header);
@@ -331,15 +339,20 @@ void Engine::open_and_handle(rpc::InMessage message) {
     pass->on_gradients(from, ack, entries, std::move(tensors));
   } catch (...) {
     const Error error = to_error(std::current_exception());
-    base::patiently([&] {
-      const auto [context, pass] = find(header);
-      const auto failure = context ? context->failure() : std::nullopt;
-      if (pass) {
-        pass->abort(error.with_prefix("message of " + stitch::to_string(from)));
-      } else {
-        send_abort(agent_, from, header,
-                   failure ? *failure : error.with_worker(agent_.self().name));
+    const Target found = find(header);
+    if (found.pass) {
+      Error why = error;
+      try {
+        why = error.with_prefix("message of " + stitch::to_string(from));
+      } catch (const std::bad_alloc&) {
+        // Without saying that.
       }
+      found.pass->abort(why);
+      return;
+    }
+    base::patiently([&] {
+      const auto failure = found.context ? found.context->failure() : std::nullopt;
+      send_abort(agent_, from, header, failure ? *failure : error.with_worker(agent_.self().name));
     });
   }
 }

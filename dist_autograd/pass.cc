@@ -327,13 +327,17 @@ void Pass::send(WorkerId to, rpc::OutMessage message, bool carries_gradients) {
   const auto sent = [self = shared_from_this(), to,
                      carries_gradients](const std::optional<Error>& error) {
     if (carries_gradients) self->gradients_left();
-    if (error) {
-      const WorkerInfo& peer = self->agent_->peers().find(to);
-      self->abort(Error(error->code(),
-                        "backward cannot reach " + stitch::to_string(peer) + ": " + error->what())
-                      .with_worker(peer.name));
-    } else if (carries_gradients) {
-      self->apply([](PassProtocol& protocol) { return protocol.gradients_written(); });
+    try {
+      if (error) {
+        const WorkerInfo& peer = self->agent_->peers().find(to);
+        self->abort(Error(error->code(),
+                          "backward cannot reach " + stitch::to_string(peer) + ": " + error->what())
+                        .with_worker(peer.name));
+      } else if (carries_gradients) {
+        self->apply([](PassProtocol& protocol) { return protocol.gradients_written(); });
+      }
+    } catch (...) {
+      self->abort(error ? *error : self->found_here(to_error(std::current_exception())));
     }
   };
   try {

@@ -274,8 +274,8 @@ void PassProtocol::advance(PassEffects& effects) {
   if (phase_ != Phase::closed || writing_ != 0) return;
   if (mode_ == PassMode::fast ? !quiet_ : !resolved_) return;
   if (!is_root()) {
-    phase_ = Phase::ended;
     effects.done = unused_links();
+    phase_ = Phase::ended;  // only now: it has not ended where there is no memory
     return;
   }
   if (!not_done_.empty()) return;

@@ -160,11 +160,12 @@ void Recording::on_send(rpc::OutMessage& message, const WorkerInfo& to) {
     LinkName call{.part = LinkName::Part::call,
                   .function = request ? function_of(body) : current->function,
                   .callee = request ? to.name : agent_.self().name};
+    auto& unsent = message.attachment<UnsentLink>();  // first: without it the link would stay
     // Kept before the message leaves: backward can only start from what has arrived.
     if (!context->add_send(link, make_node<SendNode>(link, to, std::move(call), tensors), false))
       return;
     section.link = link.counter;
-    message.attachment<UnsentLink>().watch(context, link);
+    unsent.watch(context, link);
   } else if (!request) {
     return;  // the caller knows the context
   }

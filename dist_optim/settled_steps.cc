@@ -109,7 +109,11 @@ void SettledSteps::run(bool running) noexcept {
       not_started_ = to_error(std::current_exception());
     }
   }
-  begun_.set_value();
+  try {
+    begun_.set_value();
+  } catch (const std::exception&) {
+    // Thrown by what waited for it, which must not throw.
+  }
 }
 
 Future<std::vector<std::int64_t>> SettledSteps::outcome(const std::optional<Error>& failure) {

@@ -236,11 +236,12 @@ void RRefAgent::stop() {
   {
     // Handlers that still run may be in a method or use the result of local_value().
     base::MutexLock lock(mutex_);
-    for (auto* objects : {&leaving.destroy, &closing.destroy})
-      std::move(objects->begin(), objects->end(), std::back_inserter(remaining_));
+    std::size_t part = 0;
+    for (auto* objects : {&leaving.destroy, &closing.destroy}) {
+      if (!objects->empty()) remaining_[part] = std::exchange(*objects, {});
+      ++part;
+    }
   }
-  leaving.destroy.clear();
-  closing.destroy.clear();
   perform(std::move(leaving));
   perform(std::move(closing));
   ordered_calls_->close();
@@ -253,7 +254,7 @@ void RRefAgent::stop() {
 }
 
 void RRefAgent::destroy_remaining() {
-  std::vector<std::shared_ptr<void>> remaining;
+  decltype(remaining_) remaining;
   {
     base::MutexLock lock(mutex_);
     remaining.swap(remaining_);

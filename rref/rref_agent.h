@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <map>
@@ -131,7 +132,7 @@ class RRefAgent : public std::enable_shared_from_this<RRefAgent> {
   mutable std::atomic<bool> agent_known_{false};
   std::atomic<bool> stopped_{false};
   // Objects that still existed at stop().
-  std::vector<std::shared_ptr<void>> remaining_ STITCH_GUARDED_BY(mutex_);
+  std::array<EffectList<std::shared_ptr<void>>, 2> remaining_ STITCH_GUARDED_BY(mutex_);
   mutable base::Mutex infos_mutex_;
   mutable std::unordered_map<WorkerLife, WorkerInfo, WorkerLifeHash> infos_
       STITCH_GUARDED_BY(infos_mutex_);

@@ -3,6 +3,8 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
+#include <functional>
+#include <new>
 #include <optional>
 #include <utility>
 
@@ -69,6 +71,10 @@ Strand::Strand(std::shared_ptr<const Plan> plan, RunFlags flags,
       unresolved_(plan_->untrimmed()) {
   thread_state_.set_grad_mode(flags_.create_graph);
   for (std::uint32_t i = 0; i < plan_->size(); ++i) states_[i].pending = plan_->pending(i);
+  // start() must not fail: it would not deliver to some roots, or twice to others.
+  std::vector<Ready> room;
+  room.reserve(plan_->roots().size());
+  ready_ = decltype(ready_)(std::less<Ready>(), std::move(room));
 }
 
 Strand::~Strand() = default;
@@ -194,9 +200,9 @@ Strand::Next Strand::take_inbox(bool leave_if_empty) {
 }
 
 void Strand::run_slice(StrandOwner& owner) {
-  prepare_thread();
   std::optional<at::ThreadLocalStateGuard> guard;
   try {
+    prepare_thread();
     guard.emplace(thread_state_);
   } catch (...) {
     fail(owner, to_error(std::current_exception()));  // no node runs then
@@ -231,7 +237,13 @@ void Strand::run_slice(StrandOwner& owner) {
       }
     } catch (...) {
       Error error = failure_of(plan_->node(next));
-      if (flags_.anomaly) print_forward_stack(plan_->node(next));
+      if (flags_.anomaly) {
+        try {
+          print_forward_stack(plan_->node(next));
+        } catch (const std::bad_alloc&) {
+          // It is not printed.
+        }
+      }
       fail(owner, std::move(error));
     }
     thread_.store(0, std::memory_order_relaxed);

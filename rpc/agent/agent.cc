@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstring>
 #include <exception>
+#include <new>
 #include <utility>
 
 #include "stitch/base/byte_io.h"
@@ -18,6 +19,7 @@
 #include "stitch/rpc/agent/torch_state.h"
 #include "stitch/rpc/future/live_runtimes.h"
 #include "stitch/rpc/message/frame_kinds.h"
+#include "stitch/rpc/message/life_text.h"
 #include "stitch/rpc/options/security_options.h"
 #include "stitch/transport/self_transfer.h"
 
@@ -51,7 +53,7 @@ Agent::~Agent() {
   // A worker whose start failed was never shut down: its endpoints must be quiet before anything
   // here is destroyed. Transfers use them, and the sender.
   if (device_tensors_.has_transfers()) device_tensors_.stop_transfers();
-  if (peers_) peers_->close();
+  if (peers_) peers_->close_once_memory_allows();
 }
 
 void Agent::start(std::unique_ptr<PeerTable> peers, const std::vector<Member>& members,
@@ -200,8 +202,7 @@ void Agent::guarded(const std::shared_ptr<transport::Connection>& connection,
 
 void Agent::on_failed_message(const std::shared_ptr<transport::Connection>& connection,
                               const WorkerInfo& from, std::uint16_t kind, std::uint64_t call_id) {
-  const Error error =
-      to_error(std::current_exception()).with_prefix("message from " + to_string(from));
+  const Error error = error_of_message(from);
   // A malformed message closes its connection; the other connections are not affected.
   if (error.code() == ErrorCode::protocol || !fail_call_of(connection, from, kind, call_id, error))
     connection->close(error);

@@ -3,11 +3,13 @@
 #include <chrono>
 #include <cstdio>
 #include <memory>
+#include <new>
 #include <string>
 #include <thread>
 
 #include "stitch/base/callback_scope.h"
 #include "stitch/base/deadline.h"
+#include "stitch/base/patience.h"
 #include "stitch/rpc/agent/agent.h"
 #include "stitch/rpc/agent/bounded_task.h"
 #include "stitch/rpc/agent/gather_exchange.h"
@@ -96,11 +98,20 @@ void Agent::stop_everything(Clock::time_point deadline) {
   peers_->expect_closing();
   {
     const base::CallbackScope callbacks;
-    outgoing_calls_.stop();
-    served_calls_.stop_all();
-    for_each_extension([&](Extension& extension) { extension.stop(); });
-    gather_exchange_->close(
-        Error(ErrorCode::shutting_down, to_string(self_) + " is shutting down"));
+    // What has had no memory in the end must not keep the others from ending.
+    const auto stop = [](auto&& part) {
+      try {
+        base::patiently(part);
+      } catch (const std::bad_alloc&) {
+      }
+    };
+    stop([&] { outgoing_calls_.stop(); });
+    stop([&] { served_calls_.stop_all(); });
+    for_each_extension([&](Extension& extension) { stop([&] { extension.stop(); }); });
+    stop([&] {
+      gather_exchange_->close(
+          Error(ErrorCode::shutting_down, to_string(self_) + " is shutting down"));
+    });
   }
   if (device_tensors_.has_transfers() &&
       !run_until(deadline - kTimeForTransports,
@@ -119,7 +130,7 @@ void Agent::stop_everything(Clock::time_point deadline) {
   // A function that blocks where it must not (inline, on_ready) keeps a thread of the transports;
   // this thread must not wait for it without end.
   const bool closed = run_until(deadline, [self = shared_from_this()] {
-    self->peers_->close();
+    self->peers_->close_once_memory_allows();
     self->rendezvous_.reset();
     self->loop_->close();
   });

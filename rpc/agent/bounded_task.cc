@@ -1,5 +1,6 @@
 #include "stitch/rpc/agent/bounded_task.h"
 
+#include <exception>
 #include <memory>
 #include <system_error>
 #include <thread>
@@ -18,6 +19,14 @@ struct Run {
   bool done STITCH_GUARDED_BY(mutex) = false;
 };
 
+void perform(base::UniqueFunction<void()>& task) {
+  try {
+    task();
+  } catch (const std::exception&) {
+    // Without memory, for example: it ends.
+  }
+}
+
 }  // namespace
 
 bool run_until(std::chrono::steady_clock::time_point deadline, base::UniqueFunction<void()> task) {
@@ -27,14 +36,14 @@ bool run_until(std::chrono::steady_clock::time_point deadline, base::UniqueFunct
     run = std::make_shared<Run>();
     run->task = std::move(task);
     thread = std::thread([run] {
-      run->task();
+      perform(run->task);
       run->task = nullptr;  // before the waiting thread goes on: it may hold the last reference
       base::MutexLock lock(run->mutex);
       run->done = true;
       run->changed.notify_all();
     });
   } catch (const std::exception&) {  // no thread, or no memory for one
-    (run && run->task ? run->task : task)();
+    perform(run && run->task ? run->task : task);
     return true;
   }
   bool done = false;

@@ -1,5 +1,6 @@
 #include "stitch/rpc/agent/incoming_call.h"
 
+#include <new>
 #include <string>
 #include <utility>
 
@@ -321,7 +322,12 @@ void IncomingCall::fail_in_handler(const std::exception_ptr& exception) {
   } catch (...) {
     // The function's own exception.
   }
-  send_error(Error(ErrorCode::remote_exception, describe(exception)));
+  std::string text("std::bad_alloc");
+  try {
+    text = describe(exception);
+  } catch (const std::bad_alloc&) {
+  }
+  send_error(Error(ErrorCode::remote_exception, std::move(text)));
 }
 
 void IncomingCall::send_error(const Error& error) {

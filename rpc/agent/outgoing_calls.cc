@@ -146,7 +146,7 @@ std::uint64_t OutgoingCalls::start_call(const WorkerInfo& to, std::string_view f
   }
   // stop() may have run between the first check and the entry in the table, and missed this call.
   if (state_.stopped())
-    fail_call(id, Error(ErrorCode::shutting_down, ""), "failed: this worker is shutting down");
+    fail_call(id, Error(ErrorCode::shutting_down, "this worker is shutting down"), "failed: ");
   return id;
 }
 
@@ -163,7 +163,7 @@ void OutgoingCalls::transmit(const WorkerInfo& to, Sender::LaidOut&& out, std::u
         [this, id](const std::optional<Error>& error) { on_request_sent(id, error); }, id);
   } catch (...) {
     const Error error = to_error(std::current_exception());
-    fail_call(id, error, std::string("was not made: ") + error.what());
+    fail_call(id, error, "was not made: ");
   }
 }
 
@@ -172,10 +172,10 @@ void OutgoingCalls::start_later(const WorkerInfo& to, const PeerFlow::Size& size
   try {
     if (!refuse && await_room(to, size, id, deadline, std::move(out))) return;
     const Error error = full(to);
-    fail_call(id, error, std::string("was not made: ") + error.what());
+    fail_call(id, error, "was not made: ");
   } catch (...) {
     const Error error = to_error(std::current_exception());
-    fail_call(id, error, std::string("was not made: ") + error.what());
+    fail_call(id, error, "was not made: ");
   }
 }
 
@@ -285,19 +285,19 @@ void OutgoingCalls::note(const char* what, const OutstandingCall& call) const no
 void OutgoingCalls::on_request_sent(std::uint64_t call_id, const std::optional<Error>& error) {
   const bool immediately = SendingRequest::note_sent(*this, call_id);
   if (error) {
-    fail_call(call_id, *error, std::string("failed: ") + error->what());
+    fail_call(call_id, *error, "failed: ");
   } else if (!immediately) {
     table_.note_sent(call_id, Clock::now());
     state_.events().record("call sent", base::EventRing::kNoPeer, 0, call_id);
   }
 }
 
-void OutgoingCalls::fail_call(std::uint64_t call_id, const Error& error,
-                              const std::string& text) noexcept {
+void OutgoingCalls::fail_call(std::uint64_t call_id, const Error& error, const char* how) noexcept {
   if (auto call = table_.take(call_id)) {
     note("call failed", *call);
     static_cast<void>(leave_flow(*call));
-    complete_with_error(*call, [&] { return about(*call, error, text); });
+    complete_with_error(*call,
+                        [&] { return about(*call, error, std::string(how) + error.what()); });
   }
 }
 
@@ -361,7 +361,8 @@ void OutgoingCalls::take_and_complete(std::uint64_t call_id, InMessage& message)
 void OutgoingCalls::complete_call(const OutstandingCall& call, InMessage& message) {
   if (message.arrival && message.arrival->error) [[unlikely]] {
     const Error& error = *message.arrival->error;
-    call.pending->on_error(about(call, error, std::string("failed: ") + error.what()));
+    complete_with_error(call,
+                        [&] { return about(call, error, std::string("failed: ") + error.what()); });
     return;
   }
   const char* why = "its result does not match its type on the caller: ";
@@ -387,14 +388,17 @@ void OutgoingCalls::complete_call(const OutstandingCall& call, InMessage& messag
     call.pending->on_error(about(call, error.with_remote(true), "failed: " + text));
   } catch (...) {
     const Error error = to_error(std::current_exception());
-    call.pending->on_error(about(call, error, std::string("failed: ") + why + error.what()));
+    complete_with_error(
+        call, [&] { return about(call, error, std::string("failed: ") + why + error.what()); });
   }
 }
 
 void OutgoingCalls::fail_answered(std::uint64_t call_id, const WorkerInfo& from,
                                   const Error& error) {
-  if (const auto call = table_.take(call_id, from))
-    call->pending->on_error(about(*call, error, std::string("failed: ") + error.what()));
+  if (const auto call = table_.take(call_id, from)) {
+    complete_with_error(
+        *call, [&] { return about(*call, error, std::string("failed: ") + error.what()); });
+  }
 }
 
 }  // namespace stitch::rpc

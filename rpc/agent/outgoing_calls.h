@@ -105,7 +105,8 @@ class OutgoingCalls {
   // Removes the call from the table, if it is still pending, and completes it with the answer.
   void take_and_complete(std::uint64_t call_id, InMessage& message);
   void complete_call(const OutstandingCall& call, InMessage& message);
-  void fail_call(std::uint64_t call_id, const Error& error, const std::string& text) noexcept;
+  // With the error's text behind `how`, "failed: " for example.
+  void fail_call(std::uint64_t call_id, const Error& error, const char* how) noexcept;
   // The transport has completed the request, or dropped it.
   void on_request_sent(std::uint64_t call_id, const std::optional<Error>& error);
   void send_cancel(const WorkerInfo& to, std::uint64_t call_id) noexcept {

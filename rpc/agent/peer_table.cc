@@ -4,9 +4,11 @@
 #include <time.h>
 
 #include <cstdio>
+#include <new>
 #include <utility>
 
 #include "stitch/rpc/message/frame_kinds.h"
+#include "stitch/rpc/message/life_text.h"
 
 namespace stitch::rpc {
 
@@ -31,7 +33,7 @@ constexpr std::size_t kMaxStrangers = 256;
 
 std::string scheme_of(const std::string& address) { return address.substr(0, address.find(':')); }
 
-PeerTable::~PeerTable() { close(); }
+PeerTable::~PeerTable() { close_once_memory_allows(); }
 
 std::vector<std::string> PeerTable::listen(EndpointPtr endpoint) {
   auto addresses =
@@ -113,9 +115,7 @@ void PeerTable::receive(const PeerConnectionPtr& sender, transport::Message&& me
       events_.on_message(session, from.info(), std::move(message));
     acknowledge = session->received_one();
   } catch (...) {
-    give_up(
-        from,
-        to_error(std::current_exception()).with_prefix("message from " + to_string(from.info())));
+    give_up(from, error_of_message(from.info()));
     return;
   }
   if (acknowledge) [[unlikely]]
@@ -134,9 +134,7 @@ void PeerTable::on_unnumbered(const PeerConnectionPtr& sender, const transport::
         throw Error(ErrorCode::protocol, "message without a number");
       peer(life).on_bind(sender, Bind::decode(head->body), effects);
     } catch (...) {
-      peer(life).give_up(
-          to_error(std::current_exception()).with_prefix("message from " + to_string(life.info())),
-          effects);
+      peer(life).give_up(error_of_message(life.info()), effects);
     }
   }
   perform(life, std::move(effects));

@@ -167,8 +167,10 @@ class PeerTable {
   void expect_closing() STITCH_EXCLUDES(mutex_);
   [[nodiscard]] bool closing() const STITCH_EXCLUDES(mutex_);
   // Tells the peers, closes all connections and waits for their threads. Not on a thread of an
-  // endpoint.
+  // endpoint. Throws std::bad_alloc where there is no memory for a while.
   void close();
+  // The same, for a destructor: waits for memory, too.
+  void close_once_memory_allows() noexcept;
 
  private:
   using ConnectionPtr = std::shared_ptr<transport::Connection>;

@@ -1,6 +1,9 @@
 // What a PeerTable sends, and how it ends.
 
+#include <chrono>
 #include <exception>
+#include <new>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -101,6 +104,16 @@ void PeerTable::close() {
       }
       perform(*life, std::move(effects));
     });
+  }
+}
+
+void PeerTable::close_once_memory_allows() noexcept {
+  for (;;) {
+    try {
+      return close();
+    } catch (const std::bad_alloc&) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
   }
 }
 

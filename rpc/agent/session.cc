@@ -200,7 +200,11 @@ void Session::tell(Kept& kept, const std::optional<Error>& error) {
   if (kept.told()) return;
   if ((kept.state.fetch_or(Kept::kTold, std::memory_order_acq_rel) & Kept::kTold) != 0) return;
   if (!kept.done) return;
-  kept.done(error);
+  try {
+    kept.done(error);
+  } catch (const std::exception&) {
+    // Those of the other messages are called all the same.
+  }
   kept.done = nullptr;
 }
 

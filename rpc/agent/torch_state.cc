@@ -6,6 +6,8 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <memory>
+#include <new>
+#include <optional>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -19,7 +21,13 @@ namespace {
 const at::ThreadLocalState& fresh_thread_state() {
   static const at::ThreadLocalState state = [] {
     std::optional<at::ThreadLocalState> fresh;
-    std::thread([&fresh] { fresh.emplace(); }).join();
+    std::thread([&fresh] {
+      try {
+        fresh.emplace();
+      } catch (const std::bad_alloc&) {
+      }
+    }).join();
+    if (!fresh) throw std::bad_alloc();
     return *fresh;
   }();
   return state;

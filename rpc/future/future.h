@@ -237,7 +237,7 @@ class Promise {
   bool set_error(Error error) const {
     return set_exception(std::make_exception_ptr(std::move(error)));
   }
-  // What Future::cancel() calls, on the cancelling thread.
+  // What Future::cancel() calls, on the cancelling thread; what it throws is dropped.
   void on_cancel(base::UniqueFunction<void()> canceller) const {
     holder("on_cancel()").state->set_canceller(std::move(canceller));
   }

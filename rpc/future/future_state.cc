@@ -92,13 +92,17 @@ class CancellerRunning {
   CancellerRunning& operator=(const CancellerRunning&) = delete;
 };
 
-void run_canceller(base::UniqueFunction<void()>& canceller) {
+// Where it has no memory for all that it does, the future is cancelled all the same.
+void run_canceller(base::UniqueFunction<void()>& canceller) noexcept {
   if (!canceller) return;
-  if (cancellers_running < kMaxNestedCancellers) {
-    const CancellerRunning running;
-    canceller();
-  } else {
-    run_in_turn(std::move(canceller));
+  try {
+    if (cancellers_running < kMaxNestedCancellers) {
+      const CancellerRunning running;
+      canceller();
+    } else {
+      run_in_turn(std::move(canceller));
+    }
+  } catch (...) {
   }
 }
 

@@ -1,5 +1,8 @@
 #include "stitch/rpc/message/life_text.h"
 
+#include <exception>
+#include <new>
+
 namespace stitch::rpc {
 
 std::string life_text(const WorkerInfo& life, LifeName name) {
@@ -11,6 +14,15 @@ std::string life_text(const WorkerInfo& life, LifeName name) {
 Error life_gone(const WorkerInfo& life, const std::string& why, LifeName name) {
   return Error(ErrorCode::disconnected, life_text(life, name) + " is gone" + why)
       .with_worker(life.name);
+}
+
+Error error_of_message(const WorkerInfo& from) noexcept {
+  const Error error = to_error(std::current_exception());
+  try {
+    return error.with_prefix("message from " + to_string(from));
+  } catch (const std::bad_alloc&) {
+    return error;
+  }
 }
 
 }  // namespace stitch::rpc

@@ -59,6 +59,7 @@ class Counter {
   std::atomic<int> value_;
 };
 int make_number(int x) { return x; }
+int no_such_row(int) { throw std::out_of_range("there is no row of that number in the table"); }
 int use(RRef<Counter> counter) { return counter.rpc_sync<&Counter::add>(1); }
 RRef<Counter> pass_back(RRef<Counter> counter) { return counter; }
 int add_up(int a, int b) { return a + b; }
@@ -239,6 +240,25 @@ void backward(dist_autograd::Mode mode) {
   require(at::equal(context.gradient(x), at::full({3}, 6.0, at::kDouble)), "wrong gradient");
 }
 
+// A pass that is given up while it runs, or after it.
+void backward_cancelled() {
+  dist_autograd::Context context;
+  const at::Tensor x = at::ones({3}, at::kDouble).requires_grad_();
+  const auto future = context.backward_async({rpc_sync<times>("worker1", x).sum()});
+  future.cancel();
+  require(future.ready(), "it is not over");
+}
+
+// One on a thread whose guards must not reach the messages that it handles meanwhile.
+void backward_under_guards() {
+  dist_autograd::Context context;
+  const at::Tensor x = at::ones({3}, at::kDouble).requires_grad_();
+  const at::Tensor loss = rpc_sync<times>("worker1", x * 3).sum();
+  const torch::NoGradGuard no_grad;
+  context.backward({loss});
+  require(at::equal(context.gradient(x), at::full({3}, 6.0, at::kDouble)), "wrong gradient");
+}
+
 // What a step of gradient 3 and rate 0.5 leaves of a weight of 2.
 void require_stepped(const RRef<at::Tensor>& weight) {
   require(at::equal(weight.to_here().detach(), at::full({3}, 0.5, at::kDouble)), "wrong step");
@@ -287,6 +307,14 @@ const Case kCases[] = {
        for (int i = 0; i < 8; ++i) futures.push_back(rpc_async<twice>("worker1", i));
        const std::vector<int> all = when_all(std::move(futures)).get();
        for (int i = 0; i < 8; ++i) require(all[i] == 2 * i, "wrong result");
+     }},
+    {"FunctionsThatThrow",
+     [] {
+       try {
+         rpc_sync<no_such_row>("worker1", 1);
+       } catch (const Error& error) {
+         if (error.code() != ErrorCode::remote_exception) throw;
+       }
      }},
     {"OneWayCalls", [] { notify<note>("worker1", 1); }},
     {"CancelledCalls",
@@ -350,6 +378,8 @@ const Case kCases[] = {
      kWithLedgers},
     {"ExactPasses", [] { backward(dist_autograd::Mode::exact); }},
     {"FastPasses", [] { backward(dist_autograd::Mode::fast); }},
+    {"CancelledPasses", &backward_cancelled},
+    {"PassesUnderGuards", &backward_under_guards},
     {"Steps", [] { step(false); }, kWithLedgers},
     {"PassesWithSteps", [] { step(true); }, kWithLedgers},
 };
