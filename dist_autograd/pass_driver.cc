@@ -12,7 +12,8 @@
 namespace stitch::dist_autograd {
 
 namespace {
-// Made beforehand: whoever cancels may have no memory, and a pass that is open has to begin.
+// Made beforehand: there may be no memory where a pass is cancelled, and one that is open has to
+// begin.
 const Error was_cancelled(ErrorCode::cancelled, "backward was cancelled");
 }  // namespace
 

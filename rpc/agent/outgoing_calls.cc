@@ -27,6 +27,12 @@ void complete_header(transport::Message& message, std::uint64_t call_id,
   put_time_left(message.frame, timeout.count());
 }
 
+// With the error's text behind `how`.
+void fail(const OutstandingCall& call, const Error& error, const char* how, const char* why = "") {
+  complete_with_error(call,
+                      [&] { return about(call, error, std::string(how) + why + error.what()); });
+}
+
 // The request that this thread is sending, the innermost one. Most requests are written before the
 // sender returns: these were never queued, which is noted here without the table's lock.
 class SendingRequest {
@@ -162,8 +168,7 @@ void OutgoingCalls::transmit(const WorkerInfo& to, Sender::LaidOut&& out, std::u
         to, nullptr, std::move(out),
         [this, id](const std::optional<Error>& error) { on_request_sent(id, error); }, id);
   } catch (...) {
-    const Error error = to_error(std::current_exception());
-    fail_call(id, error, "was not made: ");
+    fail_call(id, to_error(std::current_exception()), "was not made: ");
   }
 }
 
@@ -171,11 +176,9 @@ void OutgoingCalls::start_later(const WorkerInfo& to, const PeerFlow::Size& size
                                 Clock::time_point deadline, Sender::LaidOut&& out, bool refuse) {
   try {
     if (!refuse && await_room(to, size, id, deadline, std::move(out))) return;
-    const Error error = full(to);
-    fail_call(id, error, "was not made: ");
+    fail_call(id, full(to), "was not made: ");
   } catch (...) {
-    const Error error = to_error(std::current_exception());
-    fail_call(id, error, "was not made: ");
+    fail_call(id, to_error(std::current_exception()), "was not made: ");
   }
 }
 
@@ -296,8 +299,7 @@ void OutgoingCalls::fail_call(std::uint64_t call_id, const Error& error, const c
   if (auto call = table_.take(call_id)) {
     note("call failed", *call);
     static_cast<void>(leave_flow(*call));
-    complete_with_error(*call,
-                        [&] { return about(*call, error, std::string(how) + error.what()); });
+    fail(*call, error, how);
   }
 }
 
@@ -360,10 +362,7 @@ void OutgoingCalls::take_and_complete(std::uint64_t call_id, InMessage& message)
 
 void OutgoingCalls::complete_call(const OutstandingCall& call, InMessage& message) {
   if (message.arrival && message.arrival->error) [[unlikely]] {
-    const Error& error = *message.arrival->error;
-    complete_with_error(call,
-                        [&] { return about(call, error, std::string("failed: ") + error.what()); });
-    return;
+    return fail(call, *message.arrival->error, "failed: ");
   }
   const char* why = "its result does not match its type on the caller: ";
   try {
@@ -387,18 +386,13 @@ void OutgoingCalls::complete_call(const OutstandingCall& call, InMessage& messag
                                      : error.what();
     call.pending->on_error(about(call, error.with_remote(true), "failed: " + text));
   } catch (...) {
-    const Error error = to_error(std::current_exception());
-    complete_with_error(
-        call, [&] { return about(call, error, std::string("failed: ") + why + error.what()); });
+    fail(call, to_error(std::current_exception()), "failed: ", why);
   }
 }
 
 void OutgoingCalls::fail_answered(std::uint64_t call_id, const WorkerInfo& from,
                                   const Error& error) {
-  if (const auto call = table_.take(call_id, from)) {
-    complete_with_error(
-        *call, [&] { return about(*call, error, std::string("failed: ") + error.what()); });
-  }
+  if (const auto call = table_.take(call_id, from)) fail(*call, error, "failed: ");
 }
 
 }  // namespace stitch::rpc

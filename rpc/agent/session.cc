@@ -202,8 +202,7 @@ void Session::tell(Kept& kept, const std::optional<Error>& error) {
   if (!kept.done) return;
   try {
     kept.done(error);
-  } catch (const std::exception&) {
-    // Those of the other messages are called all the same.
+  } catch (const std::exception&) {  // those of the other messages are called all the same
   }
   kept.done = nullptr;
 }
