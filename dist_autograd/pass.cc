@@ -26,7 +26,8 @@ Pass::Pass(Engine& engine, std::shared_ptr<rpc::Agent> agent, std::shared_ptr<Co
       settings_(settings),
       at_settled_(std::move(at_settled)),
       protocol_(agent_->self().id, id.root, settings.mode) {
-  note({"", id.root, id.epoch});
+  // Without the lock, which is taken ahead of the context's elsewhere: this is made under that one.
+  lives_.note({"", id.root, id.epoch});
 }
 
 void Pass::prepare(std::vector<Edge> roots, LeafSet inputs) {
