@@ -112,6 +112,7 @@ void PeerTable::close_once_memory_allows() noexcept {
     try {
       return close();
     } catch (const std::bad_alloc&) {
+      // Nothing tells when there is memory again.
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
   }
