@@ -1,9 +1,7 @@
 #include "stitch/dist_autograd/context_release.h"
 
 #include <algorithm>
-#include <chrono>
 #include <map>
-#include <new>
 #include <utility>
 
 #include "stitch/base/patience.h"

@@ -1,7 +1,6 @@
 #include "stitch/rref/rref_agent.h"
 
 #include <algorithm>
-#include <iterator>
 #include <utility>
 
 #include "stitch/rpc/agent/peer_flow.h"
