@@ -370,40 +370,40 @@ void Engine::on_abort(const wire::PassHeader& header, const Error& error) {
 void Engine::fail_context(const std::shared_ptr<ContextState>& context,
                           const wire::PassHeader& header, const Error& error,
                           std::set<WorkerId> told) {
-  struct Failing {
-    std::shared_ptr<ContextState> context;
-    wire::PassHeader header;
-    std::set<WorkerId> told;
-    ContextState::FailEffects effects{};
-  };
-  const auto failing = std::make_shared<Failing>(Failing{context, header, std::move(told)});
+  auto failing = std::make_shared<Failing>(Failing{context, header, std::move(told)});
   failing->effects = context->fail(error);
-  do_or_repeat(agent_, [this, agent = agent_.shared_from_this(), failing] {
-    spread_failure(*failing->context, failing->header, failing->effects, failing->told);
+  spread_failure(std::move(failing));
+}
+
+void Engine::spread_failure(std::shared_ptr<Failing> failing) {
+  do_or_repeat(agent_, [this, agent = agent_.shared_from_this(), failing = std::move(failing)] {
+    spread(*failing);
   });
 }
 
-void Engine::spread_failure(const ContextState& context, const wire::PassHeader& header,
-                            ContextState::FailEffects& failing, std::set<WorkerId>& told) {
-  if (failing.first) {
+void Engine::spread(Failing& failing) {
+  ContextState::FailEffects& effects = failing.effects;
+  std::set<WorkerId>& told = failing.told;
+  if (effects.first) {
     base::patiently([&] {
-      for (const WorkerInfo& peer : failing.peers) told.insert(peer.id);
-      told.insert(context.id().home);
+      for (const WorkerInfo& peer : effects.peers) told.insert(peer.id);
+      told.insert(failing.context->id().home);
     });
     // No reader gets them any more. What a running pass still adds is cleared when that ends.
-    agent_.post_where_read([gradients = context.gradients()] { gradients->clear(); });
-    failing.first = false;
+    agent_.post_where_read([gradients = failing.context->gradients()] { gradients->clear(); });
+    effects.first = false;
   }
   told.erase(agent_.self().id);
   while (!told.empty()) {
-    base::patiently(
-        [&] { send_abort(agent_, agent_.peers().find(*told.begin()), header, failing.error); });
+    base::patiently([&] {
+      send_abort(agent_, agent_.peers().find(*told.begin()), failing.header, effects.error);
+    });
     told.erase(told.begin());
   }
-  while (!failing.passes.empty()) {
-    const auto& pass = failing.passes.back();
-    if (pass->id() != header.pass) pass->abort(failing.error);
-    failing.passes.pop_back();
+  while (!effects.passes.empty()) {
+    const auto& pass = effects.passes.back();
+    if (pass->id() != failing.header.pass) pass->abort(effects.error);
+    effects.passes.pop_back();
   }
 }
 

@@ -53,15 +53,21 @@ class Engine final : public rpc::Extension {
 
   // For Pass.
   [[nodiscard]] LinkId next_link() noexcept { return recording_.next_link(); }
-  // The context fails with `error`, unless it has failed or ended, because of the pass of `header`.
-  // What follows as for spread_failure(). After std::bad_alloc nothing has changed.
+  // A context that fails because of the pass of `header`, which has been aborted, and what is left
+  // to do then.
+  struct Failing {
+    std::shared_ptr<ContextState> context;
+    wire::PassHeader header;
+    std::set<WorkerId> told{};
+    ContextState::FailEffects effects{};
+  };
+  // The context fails with `error`, unless it has failed or ended. What follows as for
+  // spread_failure(). After std::bad_alloc nothing has changed.
   void fail_context(const std::shared_ptr<ContextState>& context, const wire::PassHeader& header,
                     const Error& error, std::set<WorkerId> told);
-  // The context has failed because of the pass of `header`, which has been aborted. Ends its other
-  // passes here, and sends ABORT to `told` and to all that may read the context's gradients. Takes
-  // out of both what is done: after std::bad_alloc it may be called again for the rest.
-  void spread_failure(const ContextState& context, const wire::PassHeader& header,
-                      ContextState::FailEffects& failing, std::set<WorkerId>& told);
+  // Ends the other passes of the context here, and sends ABORT to `told` and to all that may read
+  // its gradients; later, where there is no memory now.
+  void spread_failure(std::shared_ptr<Failing> failing);
   // Whether a pass that was started here and has succeeded found links that the loss does not use.
   void found_unused(bool unused) noexcept { expect_unused_.store(unused); }
   void count_gradients(std::size_t links) noexcept {
@@ -84,6 +90,8 @@ class Engine final : public rpc::Extension {
   void debug_info(std::map<std::string, std::int64_t>& numbers) override;
 
  private:
+  // Takes out of it what is done: after std::bad_alloc it may be called again for the rest.
+  void spread(Failing& failing);
   // A pass that has been prepared, and the checked gradients of its roots.
   struct NewPass {
     std::shared_ptr<Pass> pass;

@@ -15,12 +15,9 @@
 namespace stitch::dist_autograd {
 
 void Pass::abort(const Error& error) {
-  struct Failing {
-    std::set<WorkerId> told;
-    ContextState::FailEffects effects;
-  };
   do_or_repeat(*agent_, [self = shared_from_this(), error] {
-    auto failing = std::make_shared<Failing>();
+    auto failing =
+        std::make_shared<Engine::Failing>(Engine::Failing{self->context_, self->header()});
     {
       base::MutexLock lock(self->mutex_);
       if (!self->protocol_.running()) return;
@@ -30,10 +27,7 @@ void Pass::abort(const Error& error) {
       self->error_ = failing->effects.error;
       self->protocol_.fail();
     }
-    do_or_repeat(*self->agent_, [self, failing] {
-      self->engine_.spread_failure(*self->context_, self->header(), failing->effects,
-                                   failing->told);
-    });
+    self->engine_.spread_failure(std::move(failing));
     do_or_repeat(*self->agent_, [self] { self->stop_strand(); });
   });
 }
