@@ -58,9 +58,8 @@ void first(Side& side) {
   std::this_thread::sleep_for(
       std::chrono::duration<double>(std::min(0.5, side.settings().seconds)));
   const double idle_seconds = 10 * side.settings().seconds;
-  // g++ 12 takes the moved-from name of a temporary here for uninitialised.
-  const stitch::Target peer({.to = other(side), .timeout = std::chrono::seconds(0)});
-  const auto there = stitch::rpc_async<&cpu_there>(peer, idle_seconds);
+  const auto there = stitch::rpc_async<&cpu_there>(
+      {.to = other(side), .timeout = std::chrono::seconds(0)}, idle_seconds);
   const double here = cpu_percent_while_asleep(idle_seconds);
   side.result(client + "cpu", here, "%");
   side.result(server + "cpu", there.get(), "%");
