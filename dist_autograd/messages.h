@@ -1,15 +1,14 @@
 #pragma once
 
 #include <algorithm>
-#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <initializer_list>
 #include <string>
 #include <vector>
 
 #include "stitch/dist_autograd/graph/ids.h"
+#include "stitch/dist_autograd/graph/positions.h"
 
 // The messages between workers about contexts and backward passes. Their use is in PROTOCOL.md.
 namespace stitch::dist_autograd::wire {
@@ -108,40 +107,6 @@ struct Done {
   }
 };
 
-// A set of positions, one bit each.
-class Positions {
- public:
-  Positions() = default;
-  Positions(std::initializer_list<std::uint32_t> positions) {
-    for (const std::uint32_t position : positions) add(position);
-  }
-  void add(std::uint32_t position) {
-    if (position / 8 >= bits_.size()) bits_.resize(position / 8 + 1);
-    bits_[position / 8] |= bit(position);
-  }
-  [[nodiscard]] bool has(std::uint32_t position) const noexcept {
-    return position / 8 < bits_.size() && (bits_[position / 8] & bit(position)) != 0;
-  }
-  [[nodiscard]] bool empty() const noexcept { return bits_.empty(); }
-  // Whether all of them are below `count`, and no byte is superfluous.
-  [[nodiscard]] bool below(std::uint32_t count) const noexcept {
-    if (bits_.empty()) return true;
-    const auto highest = static_cast<std::size_t>(std::bit_width(bits_.back()));
-    return highest != 0 && 8 * (bits_.size() - 1) + highest <= count;
-  }
-  template <class Archive>
-  void serialize(Archive& archive) {
-    archive(bits_);
-  }
-  friend bool operator==(const Positions&, const Positions&) = default;
-
- private:
-  [[nodiscard]] static std::uint8_t bit(std::uint32_t position) noexcept {
-    return static_cast<std::uint8_t>(1U << position % 8);
-  }
-  std::vector<std::uint8_t> bits_;  // up to the last position in the set
-};
-
 // The gradients of one link. Followed in the message by its defined tensors, in order.
 struct GradientEntry {
   std::uint64_t link = 0;  // a counter of the receiver's own links
@@ -149,8 +114,17 @@ struct GradientEntry {
       0;  // create_graph: a new link of the sender's, over the tensors that require grad; 0: none
   std::uint32_t count = 0;  // of the tensors of the link
   // Among them:
-  Positions undefined;       // these have no gradient
+  Positions undefined;       // these have no gradient; position count + i: tensor i has none though
+                             // the roots depend on it, which the others do not
   Positions differentiable;  // these belong to gradient_link
+
+  void add_undefined(std::uint32_t tensor, bool unreached) {
+    undefined.add(tensor);
+    if (!unreached) undefined.add(count + tensor);
+  }
+  [[nodiscard]] bool is_unreached(std::uint32_t tensor) const noexcept {
+    return undefined.has(tensor) && !undefined.has(count + tensor);
+  }
   template <class Archive>
   void serialize(Archive& archive) {
     archive(link, gradient_link, count, undefined, differentiable);

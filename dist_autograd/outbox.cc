@@ -6,8 +6,8 @@
 
 namespace stitch::dist_autograd {
 
-void Outbox::add(const RecvNode& node, variable_list gradients, std::size_t bytes,
-                 std::uint64_t gradient_link, wire::Positions differentiable) {
+void Outbox::add(const RecvNode& node, variable_list gradients, const Positions& unreached,
+                 std::size_t bytes, std::uint64_t gradient_link, Positions differentiable) {
   bytes_ += bytes;
   if (batches_.empty()) since_ = std::chrono::steady_clock::now();
   auto batch = std::find_if(batches_.begin(), batches_.end(),
@@ -23,7 +23,7 @@ void Outbox::add(const RecvNode& node, variable_list gradients, std::size_t byte
   entry.differentiable = std::move(differentiable);
   for (std::uint32_t i = 0; i < entry.count; ++i) {
     if (!gradients[i].defined()) {
-      entry.undefined.add(i);
+      entry.add_undefined(i, unreached.has(i));
       continue;
     }
     if (const auto origin = node.origin(i))

@@ -22,10 +22,10 @@ class Outbox {
     std::vector<rpc::OutMessage::Placement> placements{};
   };
 
-  // Adds the gradients of a link, which are so many bytes. `gradient_link` and `differentiable`:
-  // see wire::GradientEntry.
-  void add(const RecvNode& node, variable_list gradients, std::size_t bytes,
-           std::uint64_t gradient_link, wire::Positions differentiable);
+  // Adds the gradients of a link, which are so many bytes. `unreached`, `gradient_link` and
+  // `differentiable`: see wire::GradientEntry.
+  void add(const RecvNode& node, variable_list gradients, const Positions& unreached,
+           std::size_t bytes, std::uint64_t gradient_link, Positions differentiable);
   // True when the batches should be sent before the next node runs: they hold kFlushBytes, or the
   // oldest gradient has waited for kFlushDelay.
   [[nodiscard]] bool due() const;

@@ -95,7 +95,9 @@ void Pass::on_gradients(const WorkerInfo& from, const wire::Ack& ack,
                                                  entries, std::move(tensors));
     const PassEffects effects = apply(
         [&](PassProtocol& protocol) { return protocol.on_gradients(from, ack, received.sends); });
-    if (effects.deliver) strand_->deliver(received.sends, std::move(received.gradients));
+    if (effects.deliver)
+      strand_->deliver(received.sends, std::move(received.gradients),
+                       std::move(received.unreached));
     if (effects.new_peer) check_new_peer(from);
   });
 }
@@ -162,13 +164,13 @@ Error Pass::found_here(const Error& error) const noexcept {
 
 // ---- the strand
 
-void Pass::gradients_ready(RecvNode& node, variable_list gradients) {
+void Pass::gradients_ready(RecvNode& node, variable_list gradients, const Positions& unreached) {
   require_context(node, context_->id());
   static_cast<void>(agent_->peers().find(node.sender()));  // throws if another life has its id
   const std::size_t bytes = bytes_of(gradients);
   sent_.push_back({node.link(), bytes});
   std::uint64_t gradient_link = 0;
-  wire::Positions differentiable;
+  Positions differentiable;
   if (settings_.run.create_graph) {
     std::vector<at::Tensor> linked;
     for (std::uint32_t i = 0; i < gradients.size(); ++i) {
@@ -186,7 +188,8 @@ void Pass::gradients_ready(RecvNode& node, variable_list gradients) {
     }
   }
   if (!outbox_.fits(bytes, agent_->options().max_inflight_bytes)) flush();
-  outbox_.add(node, std::move(gradients), bytes, gradient_link, std::move(differentiable));
+  outbox_.add(node, std::move(gradients), unreached, bytes, gradient_link,
+              std::move(differentiable));
 }
 
 // Where gradients wait for a peer, nodes would make more of them than memory holds. This pass goes

@@ -86,6 +86,7 @@ class Pass final : public StrandOwner, public std::enable_shared_from_this<Pass>
   void wait_until_quiet();
 
   [[nodiscard]] const PassId& id() const noexcept { return id_; }
+  [[nodiscard]] const ContextId& context_id() const noexcept { return context_->id(); }
   // For reports: since when it is open here, for which workers it waits now, how many nodes have
   // run, and the thread that runs one.
   struct Progress {
@@ -104,7 +105,8 @@ class Pass final : public StrandOwner, public std::enable_shared_from_this<Pass>
 
  private:
   // StrandOwner
-  void gradients_ready(RecvNode& node, variable_list gradients) override;
+  void gradients_ready(RecvNode& node, variable_list gradients,
+                       const Positions& unreached) override;
   [[nodiscard]] bool before_node() override STITCH_EXCLUDES(mutex_);
   void went_quiet(std::uint64_t taken, bool resolved) override;
   void failed(Error error) override;

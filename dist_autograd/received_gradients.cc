@@ -8,26 +8,30 @@ namespace stitch::dist_autograd {
 
 namespace {
 
-// The gradients of one entry; moves its tensors out of `tensors`, from `next` on.
+// The gradients of one entry; moves its tensors out of `tensors`, from `next` on. Adds to
+// `unreached` the tensors that the roots do not depend on.
 variable_list take_gradients(const SendNode& node, const ContextId& context, const WorkerInfo& from,
                              const wire::GradientEntry& entry, std::vector<at::Tensor>& tensors,
-                             std::size_t& next) {
+                             std::size_t& next, Positions& unreached) {
   const auto wrong = [&](const char* what) {
     return Error(ErrorCode::protocol,
                  "gradients for " + node.call() + " from " + stitch::to_string(from) + ": " + what);
   };
   if (node.receiver().id != from.id) throw wrong("it was sent to another worker");
   if (entry.count != node.num_inputs()) throw wrong("their number is not that of the tensors sent");
-  if (!entry.undefined.below(entry.count) || !entry.differentiable.below(entry.count) ||
+  if (!entry.undefined.below(2 * entry.count) || !entry.differentiable.below(entry.count) ||
       (entry.gradient_link == 0 && !entry.differentiable.empty()))
     throw wrong("it names tensors that were not sent");
   variable_list gradients(entry.count);
   std::vector<at::Tensor> linked;
   for (std::uint32_t i = 0; i < entry.count; ++i) {
     if (entry.undefined.has(i)) {
+      if (entry.is_unreached(i)) unreached.add(i);
       if (entry.differentiable.has(i)) throw wrong("it names tensors that were not sent");
       continue;
     }
+    if (entry.undefined.has(entry.count + i))
+      throw wrong("it says that a gradient is missing, and sends it");
     if (next == tensors.size() || !tensors[next].defined()) throw wrong("tensors are missing");
     gradients[i] = std::move(tensors[next++]);
     if (!node.input_metadata(i).is_same_shape(gradients[i]))
@@ -57,8 +61,12 @@ ReceivedGradients match_gradients(const Plan& plan, WorkerId self, const Context
       throw Error(ErrorCode::protocol,
                   "a gradient came for a call that is unknown here; is forward still running?");
     received.sends.push_back(send);
+    Positions unreached;
     received.gradients.push_back(
-        take_gradients(plan.send(send), context, from, entry, tensors, next));
+        take_gradients(plan.send(send), context, from, entry, tensors, next, unreached));
+    if (unreached.empty()) continue;
+    received.unreached.resize(received.sends.size());
+    received.unreached.back() = std::move(unreached);
   }
   return received;
 }

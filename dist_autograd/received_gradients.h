@@ -9,10 +9,13 @@
 namespace stitch::dist_autograd {
 
 // A GRADIENTS message as the strand takes it: element i of `gradients` is for SendNode `sends[i]`
-// of the plan, one gradient per input, undefined ones included.
+// of the plan, one gradient per input, undefined ones included; element i of `unreached` has the
+// inputs that the roots do not depend on, and is left out, with those behind it, where there are
+// none.
 struct ReceivedGradients {
   std::vector<std::uint32_t> sends;
   std::vector<variable_list> gradients;
+  std::vector<Positions> unreached{};
 };
 
 // Matches the entries of a message from `from` to `self` with the plan and checks them against the

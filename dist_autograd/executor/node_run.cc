@@ -35,12 +35,7 @@ void refuse_other_shapes(const RecvNode& node, const variable_list& gradients) {
            std::to_string(gradients.size()) + " gradients instead of " +
            std::to_string(node.num_inputs()));
   }
-  for (std::size_t i = 0; i < gradients.size(); ++i) {
-    const auto& metadata = node.input_metadata(i);
-    if (!gradients[i].defined() || metadata.is_same_shape(gradients[i])) continue;
-    refuse("a hook of a received tensor (" + node.call() + ") returned an " +
-           metadata.incompatible_shape_error_message(i, gradients[i]).str());
-  }
+  for (std::size_t i = 0; i < gradients.size(); ++i) node.check_shape(i, gradients[i]);
 }
 
 void refuse_nan(const Node& node, const variable_list& outputs) {

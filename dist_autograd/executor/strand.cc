@@ -83,7 +83,7 @@ void Strand::seed(std::size_t root, at::Tensor gradient) {
   const Plan::Target target = plan_->roots()[root];
   const at::AutoGradMode mode(flags_.create_graph);
   put(target.node, target.input, std::move(gradient));
-  states_[target.node].live = true;
+  note_reach(target, Reach::live);
 }
 
 void Strand::start() {
@@ -97,7 +97,7 @@ void Strand::start() {
     State& state = states_[root.node];
     if (state.pending != 0 || plan_->trimmed(root.node)) continue;
     state.pending = 1;  // several roots may meet in one node: it becomes ready once
-    arrive(root.node, true);
+    arrive(root, Reach::live);
     state.pending = Plan::kNone;
   }
   {
@@ -108,19 +108,25 @@ void Strand::start() {
   schedule();
 }
 
-void Strand::deliver(const std::vector<std::uint32_t>& nodes,
-                     std::vector<variable_list> gradients) {
+void Strand::deliver(const std::vector<std::uint32_t>& nodes, std::vector<variable_list> gradients,
+                     std::vector<Positions> unreached) {
   std::vector<Arrival> arrivals;
   arrivals.reserve(nodes.size());
-  for (std::size_t i = 0; i < nodes.size(); ++i)
-    arrivals.push_back({nodes[i], true, std::move(gradients[i])});
+  for (std::size_t i = 0; i < nodes.size(); ++i) {
+    Arrival& arrival = arrivals.emplace_back(Arrival{nodes[i], Reach::live});
+    arrival.gradients = std::move(gradients[i]);
+    if (i >= unreached.size()) continue;
+    arrival.unreached = std::move(unreached[i]);
+    if (arrival.unreached.all_below(plan_->node(nodes[i]).num_inputs()))
+      arrival.reach = Reach::unreached;
+  }
   post(std::move(arrivals));
 }
 
 void Strand::kill(std::vector<std::uint32_t> nodes) {
   std::vector<Arrival> arrivals;
   arrivals.reserve(nodes.size());
-  for (const std::uint32_t node : nodes) arrivals.push_back({node, false, {}});
+  for (const std::uint32_t node : nodes) arrivals.push_back({node, Reach::dead});
   post(std::move(arrivals));
 }
 
@@ -257,9 +263,11 @@ void Strand::take_arrivals() {
   for (Arrival& arrival : taken_now_) {
     for (std::size_t i = 0; i < arrival.gradients.size(); ++i)
       put(arrival.node, static_cast<std::uint32_t>(i), std::move(arrival.gradients[i]));
+    if (!arrival.unreached.empty() && arrival.reach == Reach::live)
+      unreached_tensors_.emplace(arrival.node, std::move(arrival.unreached));
     ++taken_;
     check_.arrives(arrival.node);
-    arrive(arrival.node, arrival.live);
+    arrive({arrival.node, 0}, arrival.reach);
   }
   taken_now_.clear();
 }
@@ -300,21 +308,26 @@ void Strand::run(std::uint32_t index, StrandOwner& owner) {
       run_leaf(static_cast<AccumulateGrad&>(node), std::move(inputs), sink);
       break;
     case NodeKind::recv: {
-      variable_list gradients = run_recv(plan_->recv(index), std::move(inputs), sink);
+      const bool live = states_[index].reach == Reach::live;
+      variable_list gradients =
+          live ? run_recv(plan_->recv(index), std::move(inputs), sink) : std::move(inputs);
       streams.leave_with(gradients);  // they are sent later, under the strand's own streams
-      owner.gradients_ready(plan_->recv(index), std::move(gradients));
+      owner.gradients_ready(plan_->recv(index), std::move(gradients), unreached_inputs(index));
       break;
     }
     case NodeKind::plain:
     case NodeKind::send: {
-      variable_list outputs = plan_->kind(index) == NodeKind::send
+      const bool send = plan_->kind(index) == NodeKind::send;
+      variable_list outputs = send
                                   ? run_send(plan_->send(index), std::move(inputs), flags_, sink)
                                   : run_node(node, std::move(inputs), flags_, sink);
+      const auto found = send ? unreached_tensors_.find(index) : unreached_tensors_.end();
       const auto edges = plan_->edges(index);
-      for (std::size_t i = 0; i < edges.size(); ++i) {
+      for (std::uint32_t i = 0; i < edges.size(); ++i) {
         if (edges[i].node == Plan::kNone) continue;
         put(edges[i].node, edges[i].input, std::move(outputs[i]));
-        arrive(edges[i].node, true);
+        const bool unreached = found != unreached_tensors_.end() && found->second.has(i);
+        arrive(edges[i], unreached ? Reach::unreached : Reach::live);
       }
       break;
     }
@@ -335,32 +348,53 @@ void Strand::put(std::uint32_t node, std::uint32_t input, at::Tensor gradient) {
   }
 }
 
-// Counts one delivery. A node that is complete becomes ready, or dead; dead nodes
-// are propagated through the graph in a loop, not by recursion.
-void Strand::arrive(std::uint32_t index, bool live) {
-  const auto count = [this](std::uint32_t node, bool alive) {
-    State& state = states_[node];
+void Strand::note_reach(const Plan::Target& target, Reach reach) {
+  State& state = states_[target.node];
+  state.reach = std::max(state.reach, reach);
+  if (reach == Reach::live && plan_->kind(target.node) == NodeKind::recv &&
+      plan_->node(target.node).num_inputs() > 1)
+    reached_inputs_[target.node].add(target.input);
+}
+
+// The rest of those that are live.
+Positions Strand::unreached_inputs(std::uint32_t recv) const {
+  Positions unreached;
+  const auto inputs = static_cast<std::uint32_t>(plan_->node(recv).num_inputs());
+  if (inputs == 1 && states_[recv].reach == Reach::live) return unreached;
+  const auto reached = reached_inputs_.find(recv);
+  for (std::uint32_t i = 0; i < inputs; ++i) {
+    if (reached == reached_inputs_.end() || !reached->second.has(i)) unreached.add(i);
+  }
+  return unreached;
+}
+
+// Counts one delivery. A node that is complete becomes ready where it is to run, or to report;
+// otherwise its edges are followed, in a loop, not by recursion.
+void Strand::arrive(const Plan::Target& at, Reach reach) {
+  const auto count = [this](const Plan::Target& target, Reach how) {
+    const std::uint32_t node = target.node;
     check_.delivers(node);
-    state.live |= alive;
+    note_reach(target, how);
+    State& state = states_[node];
     if (--state.pending != 0) return;
-    if (!state.live) {
-      dead_.push_back(node);
+    const NodeKind kind = plan_->kind(node);
+    if (state.reach == Reach::dead || (state.reach == Reach::unreached && kind != NodeKind::recv)) {
+      not_live_.push_back(node);
       return;
     }
-    const NodeKind kind = plan_->kind(node);
     const std::uint32_t rank = kind == NodeKind::recv         ? 3
                                : plan_->leads_to_recv(node)   ? 2
                                : kind == NodeKind::accumulate ? 1
                                                               : 0;
     ready_.push({rank, plan_->node(node).sequence_nr(), node});
   };
-  count(index, live);
-  while (!dead_.empty()) {
-    const std::uint32_t node = dead_.back();
-    dead_.pop_back();
+  count(at, reach);
+  while (!not_live_.empty()) {
+    const std::uint32_t node = not_live_.back();
+    not_live_.pop_back();
     --unresolved_;
     for (const Plan::Target& target : plan_->edges(node)) {
-      if (target.node != Plan::kNone) count(target.node, false);
+      if (target.node != Plan::kNone) count(target, states_[node].reach);
     }
   }
 }

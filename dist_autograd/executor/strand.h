@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <queue>
+#include <unordered_map>
 #include <vector>
 
 #include "stitch/base/error.h"
@@ -17,6 +18,7 @@
 #include "stitch/dist_autograd/executor/node_streams.h"
 #include "stitch/dist_autograd/executor/plan.h"
 #include "stitch/dist_autograd/graph/gradient_store.h"
+#include "stitch/dist_autograd/graph/positions.h"
 
 namespace stitch::dist_autograd {
 
@@ -30,9 +32,10 @@ class StrandOwner {
   // A node is about to run: send now what should not wait for it. False: no node runs until
   // Strand::resume(), which may be called before this returns.
   [[nodiscard]] virtual bool before_node() { return true; }
-  // A recv node has its complete gradients, some of them perhaps undefined. If this throws, the
-  // node has failed.
-  virtual void gradients_ready(RecvNode& node, variable_list gradients) = 0;
+  // A recv node has its complete gradients, some of them perhaps undefined; `unreached`: those of
+  // tensors that the roots do not depend on, perhaps all. If this throws, the node has failed.
+  virtual void gradients_ready(RecvNode& node, variable_list gradients,
+                               const Positions& unreached) = 0;
   // Nothing is ready to run, and `taken` deliveries and kills have been processed so far.
   // `resolved`: every node of the plan has run or is known to be dead, so nothing will ever run
   // again. May be called more than once.
@@ -49,9 +52,11 @@ class StrandOwner {
 
 // Runs the nodes of one pass on one worker, each once and only when its inputs are complete, one at
 // a time: in slices that an Executor runs. All input enters through an inbox, so the state of nodes
-// needs no lock. Each delivery to a node is live (a gradient,
-// perhaps undefined) or dead (no gradient will ever come that way); a node that got no live
-// delivery is dead itself: it does not run, and its edges are dead deliveries. Thread contract:
+// needs no lock. Each delivery to a node is live (the roots depend on it that way: a gradient,
+// perhaps undefined), unreached (they do not, but on what came in the same message) or dead (no
+// message will ever come that way). A node is what the best of its deliveries is. One that is not
+// live does not run, as it would not in one process, and its edges are deliveries like those it
+// got; an unreached recv node reports that, since its link waits for a message. Thread contract:
 // deliver(), kill() and stop() from any thread; seed() before start(). Held by its pass and by its
 // slices, which keep the pass alive while they run.
 class Strand : public std::enable_shared_from_this<Strand> {
@@ -66,9 +71,11 @@ class Strand : public std::enable_shared_from_this<Strand> {
   void seed(std::size_t root, at::Tensor gradient);
   // Lets nodes run. Deliveries that came earlier wait for it. A second call does nothing.
   void start();
-  // The gradients of send nodes have arrived: element i of `gradients` is for nodes[i]. REQUIRES:
-  // once per node, or kill(node), not both.
-  void deliver(const std::vector<std::uint32_t>& nodes, std::vector<variable_list> gradients);
+  // The gradients of send nodes have arrived: element i of `gradients` is for nodes[i], and the
+  // inputs in element i of `unreached`, where there is one, are unreached. REQUIRES: once per node,
+  // or kill(node), not both.
+  void deliver(const std::vector<std::uint32_t>& nodes, std::vector<variable_list> gradients,
+               std::vector<Positions> unreached = {});
   // No gradient will come for these send nodes.
   void kill(std::vector<std::uint32_t> nodes);
   // Asks StrandOwner::before_node() again. Where it throws, it may be called again.
@@ -86,14 +93,16 @@ class Strand : public std::enable_shared_from_this<Strand> {
   [[nodiscard]] bool running_on_this_thread() const noexcept;
 
  private:
+  enum class Reach : std::uint8_t { dead, unreached, live };
   struct Arrival {
     std::uint32_t node;
-    bool live;
-    variable_list gradients;
+    Reach reach;
+    variable_list gradients{};
+    Positions unreached{};
   };
   struct State {
     std::uint32_t pending = 0;
-    bool live = false;
+    Reach reach = Reach::dead;
   };
   struct Ready {
     std::uint32_t rank;  // 3 recv, 2 leads to a recv, 1 leaf, 0 other
@@ -114,7 +123,9 @@ class Strand : public std::enable_shared_from_this<Strand> {
   void fail(StrandOwner& owner, Error error) STITCH_EXCLUDES(mutex_);
   void run(std::uint32_t node, StrandOwner& owner);
   void put(std::uint32_t node, std::uint32_t input, at::Tensor gradient);
-  void arrive(std::uint32_t node, bool live);
+  void arrive(const Plan::Target& target, Reach reach);
+  void note_reach(const Plan::Target& target, Reach reach);
+  [[nodiscard]] Positions unreached_inputs(std::uint32_t recv) const;
   void drop_everything();
 
   // Constant after construction.
@@ -130,7 +141,10 @@ class Strand : public std::enable_shared_from_this<Strand> {
   std::vector<variable_list> slots_;
   DeviceInputs on_devices_;  // of slots_
   std::priority_queue<Ready> ready_;
-  std::vector<std::uint32_t> dead_;
+  std::vector<std::uint32_t> not_live_;  // nodes whose edges are to be followed
+  // Of recv nodes with several inputs: the live ones. Of send nodes: the unreached ones.
+  std::unordered_map<std::uint32_t, Positions> reached_inputs_;
+  std::unordered_map<std::uint32_t, Positions> unreached_tensors_;
   std::vector<c10::Stream> used_streams_;  // by nodes, since the strand was last quiet
   std::vector<Arrival> taken_now_;
   DeliveryCheck check_;

@@ -15,9 +15,11 @@
 
 namespace stitch::dist_autograd {
 
-// The grad_fn of tensors that were received, a sink of the local graph. When backward reaches it,
-// the gradients are sent to the SendNode of the same link at the sender. Owned by those tensors;
-// owns no tensors or nodes. In recycled memory. Immutable once the user has the tensors.
+// What tensors that were received came from, a sink of the local graph. When backward reaches it,
+// the gradients are sent to the SendNode of the same link at the sender. The grad_fn of a tensor
+// that came alone; of several, each has a node of its own in front of it, so that the hooks of a
+// tensor run only where it is used. Owned by those tensors; owns no tensors or nodes. In recycled
+// memory. Immutable once the user has the tensors.
 class RecvNode final : public Node {
  public:
   // `origins`: where its tensors were at the sender, by input; empty when all were on the CPU, as
@@ -38,8 +40,11 @@ class RecvNode final : public Node {
     return origins_.empty() ? std::nullopt : std::optional(origins_.at(input));
   }
   std::string name() const override { return "RecvNode"; }
+  // What hooks made of the gradient of an input must still be one of the tensor that came. Throws
+  // Error(remote_exception).
+  void check_shape(std::size_t input, const at::Tensor& gradient) const;
 
-  // Makes a new RecvNode the grad_fn of `tensors` (leaves without history, floating or complex), in
+  // Makes `tensors` (leaves without history, floating or complex) the inputs of a new RecvNode, in
   // this order.
   static void attach(LinkId link, WorkerInfo sender, ContextId context, LinkName name,
                      std::vector<at::Tensor>& tensors, std::vector<c10::Device> origins = {});

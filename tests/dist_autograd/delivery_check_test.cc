@@ -77,7 +77,7 @@ TEST_F(DeliveryAssertionsDeathTest, FindAPassThatEndsWithoutAllItsDeliveries) {
 
 // An owner that has nothing to send.
 class NoOwner : public StrandOwner {
-  void gradients_ready(RecvNode&, variable_list) override {}
+  void gradients_ready(RecvNode&, variable_list, const Positions&) override {}
   void went_quiet(std::uint64_t, bool) override {}
   void failed(Error error) override { ADD_FAILURE() << error.what(); }
   void stopped() override {}

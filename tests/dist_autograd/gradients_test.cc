@@ -178,6 +178,75 @@ TEST_P(Gradients, ThatAreUndefinedStayUndefinedOverTheWire) {
   EXPECT_TRUE(equal_gradients(context.gradient(b), 2 * ones()));
 }
 
+// Twice x. Libtorch makes zeros of an undefined gradient before it gets here.
+std::atomic<int> doubled_backward{0};
+struct Doubled : torch::autograd::Function<Doubled> {
+  static at::Tensor forward(torch::autograd::AutogradContext*, at::Tensor x) { return x * 2; }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 torch::autograd::variable_list grads) {
+    ++doubled_backward;
+    return {grads[0] * 2};
+  }
+};
+std::atomic<int> hooks_there{0};
+std::vector<at::Tensor> first_and_doubled(at::Tensor a, at::Tensor b) {
+  for (const at::Tensor& each : {a, b}) {
+    each.register_hook([](const at::Tensor& gradient) {
+      ++hooks_there;
+      return gradient * 3;  // throws for an undefined one
+    });
+  }
+  return {a * a, Doubled::apply(b)};
+}
+std::vector<at::Tensor> first_and_doubled_there(at::Tensor a, at::Tensor b) {
+  return rpc_sync<first_and_doubled>("worker2", a * 1, Doubled::apply(b));
+}
+
+// As in one process: what is behind a tensor that the loss does not use is not run, whatever came
+// in the same message.
+TEST_P(Gradients, DoNotPassThroughTensorsThatTheLossDoesNotUse) {
+  Cluster cluster(3);
+  const auto a = ones().requires_grad_(), b = ones().requires_grad_(), c = ones().requires_grad_();
+  for (const bool uses_all : {false, true}) {
+    doubled_backward = hooks_there = 0;
+    Context context;
+    const auto results = rpc_sync<first_and_doubled_there>("worker1", a * 1, Doubled::apply(b));
+    int hooks_here = 0;
+    for (const at::Tensor& result : results) {
+      result.register_hook([&hooks_here](const at::Tensor& gradient) {
+        ++hooks_here;
+        return gradient * 1;
+      });
+    }
+    auto loss = (results.at(0) * c).sum();
+    if (uses_all) loss = loss + results.at(1).sum();
+    context.backward({loss}, {.mode = GetParam()});
+    EXPECT_EQ(doubled_backward, uses_all ? 3 : 0);
+    EXPECT_EQ(hooks_there, uses_all ? 2 : 1);
+    EXPECT_EQ(hooks_here, uses_all ? 2 : 1);
+    EXPECT_TRUE(equal_gradients(context.gradient(a), 6 * ones()));
+    EXPECT_TRUE(equal_gradients(context.gradient(c), ones()));
+    EXPECT_EQ(context.gradient(b).defined(), uses_all);
+    EXPECT_EQ(context.gradients().size(), uses_all ? 3u : 2u);
+    if (uses_all) {
+      EXPECT_TRUE(equal_gradients(context.gradient(b), 24 * ones()));
+    }
+  }
+}
+
+// The used tensor of a message may be one that has no gradient in the end.
+TEST_P(Gradients, PassThroughWhatTheLossUsesWithoutAGradient) {
+  Cluster cluster(2);
+  const auto a = ones().requires_grad_(), b = ones().requires_grad_();
+  doubled_backward = 0;
+  Context context;
+  context.backward({rpc_sync<blind_to_first>("worker1", Doubled::apply(a), b).sum()},
+                   {.mode = GetParam()});
+  EXPECT_EQ(doubled_backward, 1);
+  EXPECT_TRUE(context.gradient(a).defined());  // the zeros that libtorch makes
+  EXPECT_TRUE(equal_gradients(context.gradient(a), 0 * ones()));
+}
+
 std::vector<at::Tensor> five_parts(at::Tensor x) { return (x * 2).chunk(5); }
 
 TEST_P(Gradients, OfResultsThatTheLossDoesNotUseAreZero) {
@@ -208,8 +277,15 @@ TEST(GradientEntries, TakeOneBitForEachUndefinedGradient) {
   const std::size_t without = bytes_of(entry);
   EXPECT_EQ(without, 36U);
   for (std::uint32_t i = 0; i < entry.count; ++i) {
-    entry.undefined.add(i);
+    entry.add_undefined(i, true);
     EXPECT_EQ(bytes_of(entry), without + i / 8 + 1);
+  }
+  // Of those on which the loss depends all the same, another bit.
+  for (std::uint32_t i = 0; i < entry.count; ++i) {
+    EXPECT_TRUE(entry.is_unreached(i));
+    entry.add_undefined(i, false);
+    EXPECT_FALSE(entry.is_unreached(i));
+    EXPECT_EQ(bytes_of(entry), without + (entry.count + i) / 8 + 1);
   }
 }
 
@@ -220,7 +296,8 @@ TEST(Outboxes, AreFullOfSparseGradientsAsOfDenseOnes) {
   const auto rows = at::arange(64), values = at::ones({64, 1024}, at::kFloat);
   const auto sparse = at::sparse_coo_tensor(rows.unsqueeze(0), values, {1000, 1024});
   dist_autograd::Outbox outbox;
-  outbox.add(*node, {sparse, at::Tensor()}, dist_autograd::bytes_of({sparse, at::Tensor()}), 0, {});
+  outbox.add(*node, {sparse, at::Tensor()}, {}, dist_autograd::bytes_of({sparse, at::Tensor()}), 0,
+             {});
   EXPECT_EQ(outbox.bytes(), rows.nbytes() + values.nbytes());
   EXPECT_TRUE(outbox.due());
   const auto batches = outbox.take();
@@ -231,7 +308,7 @@ TEST(Outboxes, AreFullOfSparseGradientsAsOfDenseOnes) {
 }
 
 TEST(GradientEntries, NameOnlyPositionsOfTheirOwnTensors) {
-  using dist_autograd::wire::Positions;
+  using dist_autograd::Positions;
   const Positions none, some{0, 9, 3, 64};
   EXPECT_TRUE(none.empty());
   EXPECT_TRUE(none.below(0));

@@ -22,7 +22,7 @@ class LocalPass : public std::enable_shared_from_this<LocalPass> {
     std::shared_ptr<Strand> strand;
   };
   void mark(int part, std::uint32_t source);
-  void route(RecvNode& node, variable_list gradients);
+  void route(RecvNode& node, variable_list gradients, const Positions& unreached);
   void finished(int part);
   void failed(const Error& error);
   void build(const LocalWorld::Request& request);
@@ -39,8 +39,9 @@ class LocalPass : public std::enable_shared_from_this<LocalPass> {
 class LocalOwner final : public StrandOwner {
  public:
   LocalOwner(std::weak_ptr<LocalPass> pass, int part) : pass_(std::move(pass)), part_(part) {}
-  void gradients_ready(RecvNode& node, variable_list gradients) override {
-    if (const auto pass = pass_.lock()) pass->route(node, std::move(gradients));
+  void gradients_ready(RecvNode& node, variable_list gradients,
+                       const Positions& unreached) override {
+    if (const auto pass = pass_.lock()) pass->route(node, std::move(gradients), unreached);
   }
   void went_quiet(std::uint64_t, bool resolved) override {
     const auto pass = pass_.lock();
@@ -102,7 +103,7 @@ void LocalPass::mark(int part, std::uint32_t source) {
   }
 }
 
-void LocalPass::route(RecvNode& node, variable_list gradients) {
+void LocalPass::route(RecvNode& node, variable_list gradients, const Positions& unreached) {
   {
     base::MutexLock lock(mutex_);
     ++outcome_.gradients_sent;
@@ -111,7 +112,7 @@ void LocalPass::route(RecvNode& node, variable_list gradients) {
   Side& side = sides_[node.link().sender.value()];
   std::vector<variable_list> arrived;
   arrived.push_back(std::move(gradients));
-  side.strand->deliver({side.plan->find(node.link())}, std::move(arrived));
+  side.strand->deliver({side.plan->find(node.link())}, std::move(arrived), {unreached});
 }
 
 void LocalPass::finished(int part) {

@@ -343,7 +343,7 @@ TEST(Strand, SurvivesAGraphDeeperThanAStack) {
 // As where there is no memory for that.
 TEST(Strand, MayBeStoppedAgainWhenASliceCouldNotBeScheduled) {
   struct Owner final : StrandOwner {
-    void gradients_ready(RecvNode&, variable_list) override {}
+    void gradients_ready(RecvNode&, variable_list, const Positions&) override {}
     void went_quiet(std::uint64_t, bool) override {}
     void failed(Error) override {}
     void stopped() override { ++times_stopped; }

@@ -39,17 +39,19 @@ static void read(rpc::InMessage& message) {
 }
 
 static void check_positions(const wire::GradientEntry& entry) {
-  for (const auto* positions : {&entry.undefined, &entry.differentiable}) {
-    if (!positions->below(entry.count)) continue;
+  const auto check = [](const Positions& positions, std::uint32_t count) {
+    if (!positions.below(count)) return;
     // None beyond what `below` says, and each of them once when they are put together again.
-    wire::Positions again;
-    for (std::uint32_t at = 0; at < std::min(entry.count, std::uint32_t{1} << 20); ++at) {
-      if (positions->has(at)) again.add(at);
+    Positions again;
+    for (std::uint32_t at = 0; at < std::min(count, std::uint32_t{1} << 20); ++at) {
+      if (positions.has(at)) again.add(at);
     }
-    require(!positions->has(entry.count), "a position is not below its count");
-    require(entry.count > (std::uint32_t{1} << 20) || again == *positions,
+    require(!positions.has(count), "a position is not below its count");
+    require(count > (std::uint32_t{1} << 20) || again == positions,
             "positions, put together again");
-  }
+  };
+  check(entry.undefined, 2 * entry.count);
+  check(entry.differentiable, entry.count);
 }
 
 // GRADIENTS: how long its table of tensors is, the table, the body. The tensors come with it.
@@ -154,7 +156,7 @@ static Seeds seeds() {
   wire::GradientEntry undefined;
   undefined.link = 3;
   undefined.count = 12;
-  undefined.undefined = {0, 1, 9, 11};
+  for (const std::uint32_t tensor : {0, 1, 9, 11}) undefined.add_undefined(tensor, tensor < 9);
   list.push_back({"gradients-undefined", frame_of(wire::kGradients, header, wire::Ack{},
                                                   std::vector<wire::GradientEntry>{undefined},
                                                   std::vector<at::Tensor>{})});

@@ -14,18 +14,16 @@ struct MessageNode final : torch::autograd::Node {
   }
 };
 
-// What arrives when these tensors are sent: copies, those that require grad behind one node.
+// What arrives when these tensors are sent: copies, each that requires grad behind a node of its
+// own.
 Tensors sent(const Tensors& tensors) {
-  Tensors recorded, received;
-  for (const at::Tensor& tensor : tensors) {
-    if (tensor.defined() && tensor.requires_grad()) recorded.push_back(tensor);
-  }
-  const auto node = dist_autograd::make_node<MessageNode>();
-  node->set_next_edges(torch::autograd::collect_next_edges(recorded));
+  Tensors received;
   for (const at::Tensor& tensor : tensors) {
     received.push_back(tensor.defined() ? tensor.detach().clone() : tensor);
-    if (tensor.defined() && tensor.requires_grad())
-      torch::autograd::set_history(received.back(), node);
+    if (!tensor.defined() || !tensor.requires_grad()) continue;
+    const auto node = dist_autograd::make_node<MessageNode>();
+    node->set_next_edges(torch::autograd::collect_next_edges(tensor));
+    torch::autograd::set_history(received.back(), node);
   }
   return received;
 }

@@ -30,8 +30,6 @@ struct Roots {
 
 // The loss and gradients of a program run in one process by libtorch's own engine: the reference
 // for every other way of running it. gradients[worker][index]; undefined where no gradient came.
-// The tensors of one message share a node, as they do between workers: when one of them is used,
-// backward goes through all.
 struct OracleResult {
   double loss = 0;
   std::vector<Tensors> gradients;
