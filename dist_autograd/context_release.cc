@@ -19,6 +19,12 @@ namespace {
 
 constexpr std::size_t kMaxHeldPerFrame = 512;
 
+// Of a HOLD, what is still to be done.
+struct HeldContexts {
+  WorkerInfo participant;
+  std::vector<std::uint64_t> counters;
+};
+
 }  // namespace
 
 std::shared_ptr<ContextState> ContextRelease::join(const ContextId& id, const WorkerInfo& from) {
@@ -83,19 +89,24 @@ void ContextRelease::on_release(const WorkerInfo& from, const wire::Release& rel
 // `from` takes part in contexts of this worker, but the worker that told it so has died: from now
 // on this worker tells it of their end.
 void ContextRelease::on_hold(const WorkerInfo& from, const wire::Hold& hold) {
-  for (const std::uint64_t counter : hold.contexts) {
-    // It has not begun, so it has not ended: who told of it was wrong. To release it would end
-    // those that come between, or that one itself, for `from`.
-    if (!contexts_.made(counter)) continue;
-    const ContextId id{agent_.self().id, agent_.self().epoch, counter};
-    base::patiently([&] {  // it is not sent again
-      const auto context = contexts_.find(id);
-      if (!context || !context->add_peer(from)) {
-        release({from}, release_of_own(id));
-      } else if (const auto failure = context->failure()) {
-        send_abort(agent_, from, {id, {}, 0}, *failure);
-      }
-    });
+  // It is not sent again, so each of them is done once there is memory for it.
+  auto left = base::patiently([&] { return std::make_shared<HeldContexts>(HeldContexts{from, hold.contexts}); });
+  do_or_repeat(agent_, [this, agent = agent_.shared_from_this(), left = std::move(left)] {
+    for (; !left->counters.empty(); left->counters.pop_back())
+      hold_own(left->participant, left->counters.back());
+  });
+}
+
+void ContextRelease::hold_own(const WorkerInfo& participant, std::uint64_t counter) {
+  // It has not begun, so it has not ended: who told of it was wrong. To release it would end those
+  // that come between, or that one itself, for the participant.
+  if (!contexts_.made(counter)) return;
+  const ContextId id{agent_.self().id, agent_.self().epoch, counter};
+  const auto context = contexts_.find(id);
+  if (!context || !context->add_peer(participant)) {
+    release({participant}, release_of_own(id));
+  } else if (const auto failure = context->failure()) {
+    send_abort(agent_, participant, {id, {}, 0}, *failure);
   }
 }
 

@@ -37,6 +37,8 @@ class ContextRelease {
  private:
   // Of a context of this worker that has ended.
   [[nodiscard]] wire::Release release_of_own(const ContextId& id) const;
+  // That `participant` takes part in a context of this worker, or has to hear that it is over.
+  void hold_own(const WorkerInfo& participant, std::uint64_t counter);
   void end_here(const std::vector<std::shared_ptr<ContextState>>& contexts, const Error& error);
   void release(const std::vector<WorkerInfo>& peers, const wire::Release& release_of);
   void hold(WorkerId home, std::uint64_t epoch, std::vector<std::uint64_t> contexts);

@@ -11,6 +11,7 @@
 #include "stitch/base/byte_io.h"
 #include "stitch/base/callback_scope.h"
 #include "stitch/base/freed_memory.h"
+#include "stitch/base/patience.h"
 #include "stitch/rpc/agent/call_table.h"
 #include "stitch/rpc/agent/gather_exchange.h"
 #include "stitch/rpc/agent/graceful_shutdown.h"
@@ -179,7 +180,9 @@ void Agent::on_message(const std::shared_ptr<transport::Connection>& connection,
     // included: see ShutdownProtocol, A2.
     CountAtEnd received;
     if (wire::is_work(kind)) received.set(received_);
-    InMessage message(std::move(bytes), from);
+    // The message is not sent again: a short lack of memory for a long name is waited for.
+    WorkerInfo sender = base::patiently([&] { return from; });
+    InMessage message(std::move(bytes), std::move(sender));
     if (message.view.section(wire::kDevices) != nullptr && wire::is_work(kind)) [[unlikely]] {
       received.leave();  // once its transfers have come
       on_device_message(connection, std::move(message), call_id);

@@ -33,8 +33,8 @@ void append_number(std::string& json, double number) {
 }
 
 void append_cell(std::string& json, const Cell& cell) {
-  if (const auto* text = std::get_if<std::string>(&cell.value)) {
-    append_json(json, *text);
+  if (const auto* text = std::get_if<Cell::Text>(&cell.value)) {
+    append_json(json, text->text);
   } else if (const auto* integer = std::get_if<std::int64_t>(&cell.value)) {
     json += std::to_string(*integer);
   } else if (const auto* number = std::get_if<double>(&cell.value)) {

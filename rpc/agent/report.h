@@ -15,12 +15,17 @@ namespace stitch::rpc {
 
 // One value; monostate where there is none.
 struct Cell {
-  std::variant<std::monostate, std::string, std::int64_t, double, std::chrono::nanoseconds> value;
+  // Not a plain std::string: libstdc++ 12 takes a variant of such for one that cannot become
+  // valueless, and then destroys what was never built when there is no memory for its copy.
+  struct Text {
+    std::string text;
+  };
+  std::variant<std::monostate, Text, std::int64_t, double, std::chrono::nanoseconds> value;
 
   Cell() = default;
-  Cell(std::string text) : value(std::move(text)) {}            // NOLINT: a value
-  Cell(std::string_view text) : value(std::string(text)) {}     // NOLINT: a value
-  Cell(const char* text) : value(std::string(text)) {}          // NOLINT: a value
+  Cell(std::string text) : value(Text{std::move(text)}) {}      // NOLINT: a value
+  Cell(std::string_view text) : value(Text{std::string(text)}) {}  // NOLINT: a value
+  Cell(const char* text) : value(Text{std::string(text)}) {}    // NOLINT: a value
   Cell(std::chrono::nanoseconds duration) : value(duration) {}  // NOLINT: a value
   Cell(double number) : value(number) {}                        // NOLINT: a value
   template <class Integer>

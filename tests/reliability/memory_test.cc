@@ -34,13 +34,21 @@ namespace {
 
 using namespace std::chrono_literals;
 
+// The two workers. Their names do not fit into a std::string itself, so copies of them allocate.
+constexpr const char* kHere = "worker0-on-host-a";
+constexpr const char* kThere = "worker1-on-host-b";
+Options& name_worker(Options& options) {
+  options.name = options.rank == 0 ? kHere : kThere;
+  return options;
+}
+
 // ---- what is called
 
 int twice(int x) { return 2 * x; }
 std::string repeat(const std::string& text) { return text + text; }
 at::Tensor plus_one(at::Tensor x) { return x + 1; }
-int twice_there(int x) { return 2 * rpc_sync<twice>("worker0", x); }
-Future<int> twice_later(int x) { co_return co_await rpc_async<twice>("worker0", x) + 1; }
+int twice_there(int x) { return 2 * rpc_sync<twice>(kHere, x); }
+Future<int> twice_later(int x) { co_return co_await rpc_async<twice>(kHere, x) + 1; }
 std::atomic<int> noted{0};
 void note(int) { ++noted; }
 
@@ -163,16 +171,15 @@ void PrintTo(const Case& each, std::ostream* out) { *out << each.name; }
 class Memory : public ::testing::TestWithParam<Case> {
  protected:
   static std::unique_ptr<Cluster> make_cluster() {
-    auto cluster = std::make_unique<Cluster>(2, [](Options& options) {
-      options.rpc_timeout = 4s;  // what is lost ends then, and is found
+    return std::make_unique<Cluster>(2, [](Options& options) {
+      name_worker(options).rpc_timeout = 4s;  // what is lost ends then, and is found
     });
-    return cluster;
   }
   // That everything works; what fails is thrown.
   static void look(Cluster& cluster) {
-    require(rpc_sync<twice>("worker1", 2) == 4, "wrong result there");
-    require(cluster[1].rpc_sync<twice>("worker0", 3) == 6, "wrong result here");
-    require(rpc_sync<twice>("worker0", 4) == 8, "wrong result of its own");
+    require(rpc_sync<twice>(kThere, 2) == 4, "wrong result there");
+    require(cluster[1].rpc_sync<twice>(kHere, 3) == 6, "wrong result here");
+    require(rpc_sync<twice>(kHere, 4) == 8, "wrong result of its own");
   }
   void run_with(std::int64_t failures) {
     const UnfailingMemory scaffold;
@@ -235,7 +242,7 @@ class Memory : public ::testing::TestWithParam<Case> {
 void backward(dist_autograd::Mode mode) {
   dist_autograd::Context context;
   const at::Tensor x = at::ones({3}, at::kDouble).requires_grad_();
-  const at::Tensor loss = rpc_sync<times>("worker1", x * 3).sum();
+  const at::Tensor loss = rpc_sync<times>(kThere, x * 3).sum();
   context.backward({loss}, {.mode = mode});
   require(at::equal(context.gradient(x), at::full({3}, 6.0, at::kDouble)), "wrong gradient");
 }
@@ -244,7 +251,7 @@ void backward(dist_autograd::Mode mode) {
 void backward_cancelled() {
   dist_autograd::Context context;
   const at::Tensor x = at::ones({3}, at::kDouble).requires_grad_();
-  const auto future = context.backward_async({rpc_sync<times>("worker1", x).sum()});
+  const auto future = context.backward_async({rpc_sync<times>(kThere, x).sum()});
   future.cancel();
   require(future.ready(), "it is not over");
 }
@@ -253,7 +260,7 @@ void backward_cancelled() {
 void backward_under_guards() {
   dist_autograd::Context context;
   const at::Tensor x = at::ones({3}, at::kDouble).requires_grad_();
-  const at::Tensor loss = rpc_sync<times>("worker1", x * 3).sum();
+  const at::Tensor loss = rpc_sync<times>(kThere, x * 3).sum();
   const torch::NoGradGuard no_grad;
   context.backward({loss});
   require(at::equal(context.gradient(x), at::full({3}, 6.0, at::kDouble)), "wrong gradient");
@@ -265,7 +272,7 @@ void require_stepped(const RRef<at::Tensor>& weight) {
 }
 
 void step(bool at_once) {
-  const auto layer = remote<Layer>("worker1");
+  const auto layer = remote<Layer>(kThere);
   const auto weight = layer.rpc_sync<&Layer::weight>();
   optim::DistributedOptimizer<torch::optim::SGD> optimizer({weight}, torch::optim::SGDOptions(0.5));
   dist_autograd::Context context;
@@ -281,63 +288,63 @@ void step(bool at_once) {
 }
 
 const Case kCases[] = {
-    {"Calls", [] { require(rpc_sync<twice>("worker1", 21) == 42, "wrong result"); }},
-    {"NestedCalls", [] { require(rpc_sync<twice_there>("worker1", 21) == 84, "wrong result"); }},
+    {"Calls", [] { require(rpc_sync<twice>(kThere, 21) == 42, "wrong result"); }},
+    {"NestedCalls", [] { require(rpc_sync<twice_there>(kThere, 21) == 84, "wrong result"); }},
     {"Texts",
      [] {
        const std::string text(100'000, 'x');
-       require(rpc_sync<repeat>("worker1", text) == text + text, "wrong result");
+       require(rpc_sync<repeat>(kThere, text) == text + text, "wrong result");
      }},
     {"Tensors",
      [] {
        for (const std::int64_t size : {3, 100'000}) {
-         const at::Tensor result = rpc_sync<plus_one>("worker1", at::zeros({size}));
+         const at::Tensor result = rpc_sync<plus_one>(kThere, at::zeros({size}));
          require(at::equal(result, at::ones({size})), "wrong result");
        }
      }},
     {"Continuations",
      [] {
-       auto future = rpc_async<twice>("worker1", 1).then([](int x) { return x + 1; });
+       auto future = rpc_async<twice>(kThere, 1).then([](int x) { return x + 1; });
        require(future.get() == 3, "wrong result");
      }},
-    {"Coroutines", [] { require(rpc_sync<twice_later>("worker1", 1) == 3, "wrong result"); }},
+    {"Coroutines", [] { require(rpc_sync<twice_later>(kThere, 1) == 3, "wrong result"); }},
     {"ManyCalls",
      [] {
        std::vector<Future<int>> futures;
-       for (int i = 0; i < 8; ++i) futures.push_back(rpc_async<twice>("worker1", i));
+       for (int i = 0; i < 8; ++i) futures.push_back(rpc_async<twice>(kThere, i));
        const std::vector<int> all = when_all(std::move(futures)).get();
        for (int i = 0; i < 8; ++i) require(all[i] == 2 * i, "wrong result");
      }},
     {"FunctionsThatThrow",
      [] {
        try {
-         rpc_sync<no_such_row>("worker1", 1);
+         rpc_sync<no_such_row>(kThere, 1);
        } catch (const Error& error) {
          if (error.code() != ErrorCode::remote_exception) throw;
        }
      }},
-    {"OneWayCalls", [] { notify<note>("worker1", 1); }},
+    {"OneWayCalls", [] { notify<note>(kThere, 1); }},
     {"CancelledCalls",
      [] {
        // Where it cannot be told, its deadline stops it.
-       auto future = rpc_async<until_stopped>({.to = "worker1", .timeout = 500ms}, 60'000);
+       auto future = rpc_async<until_stopped>({.to = kThere, .timeout = 500ms}, 60'000);
        future.cancel();
        require(future.ready(), "it is not over");
      }},
     {"TimedOutCalls",
      [] {
        try {
-         rpc_sync<until_stopped>({.to = "worker1", .timeout = 20ms}, 60'000);
+         rpc_sync<until_stopped>({.to = kThere, .timeout = 20ms}, 60'000);
        } catch (const Error& error) {
          if (error.code() != ErrorCode::timeout) throw;
        }
      }},
     {"RemoteValues",
-     [] { require(remote<make_number>("worker1", 5).to_here() == 5, "wrong result"); },
+     [] { require(remote<make_number>(kThere, 5).to_here() == 5, "wrong result"); },
      kWithLedgers},
     {"RemoteObjects",
      [] {
-       const auto counter = remote<Counter>("worker1", 1);
+       const auto counter = remote<Counter>(kThere, 1);
        const auto copy = counter;
        require(counter.rpc_sync<&Counter::add>(2) == 3, "wrong result");
        require(copy.remote<&Counter::add>(1).to_here() == 4, "wrong result");
@@ -345,35 +352,35 @@ const Case kCases[] = {
      kWithLedgers},
     {"OrderedCalls",
      [] {
-       const auto counter = remote<Counter>("worker1", 0).ordered();
+       const auto counter = remote<Counter>(kThere, 0).ordered();
        const auto first = counter.rpc_async<&Counter::add>(1);
        const auto second = counter.rpc_async<&Counter::add>(2);
        const int sum = second.get();  // with whatever outcome of the first
        require(first.get() == 1 && sum == 3, "wrong result");
      },
      kWithLedgers},
-    {"DroppedReferences", [] { static_cast<void>(remote<Counter>("worker1", 1)); }, kWithLedgers},
+    {"DroppedReferences", [] { static_cast<void>(remote<Counter>(kThere, 1)); }, kWithLedgers},
     {"OwnReferences",
      [] {
        const auto mine = make_rref(5);
        require(mine.to_here() == 5, "wrong result");
-       require(rpc_sync<add_up>("worker1", mine, 2) == 7, "wrong result");
+       require(rpc_sync<add_up>(kThere, mine, 2) == 7, "wrong result");
      },
      kWithLedgers},
     {"LentReferences",
      [] {
-       const auto counter = remote<Counter>("worker1", 0);
-       require(rpc_sync<use>("worker1", counter) == 1, "wrong result");
-       const auto mine = remote<Counter>("worker0", 0);
-       require(rpc_sync<use>("worker1", mine) == 1, "wrong result");
-       require(rpc_sync<pass_back>("worker1", mine).rpc_sync<&Counter::add>(1) == 2,
+       const auto counter = remote<Counter>(kThere, 0);
+       require(rpc_sync<use>(kThere, counter) == 1, "wrong result");
+       const auto mine = remote<Counter>(kHere, 0);
+       require(rpc_sync<use>(kThere, mine) == 1, "wrong result");
+       require(rpc_sync<pass_back>(kThere, mine).rpc_sync<&Counter::add>(1) == 2,
                "wrong result");
      },
      kWithLedgers},
     {"ReferencesAsArguments",
      [] {
-       const auto number = remote<make_number>("worker0", 5);
-       require(rpc_sync<add_up>("worker1", number, 2) == 7, "wrong result");
+       const auto number = remote<make_number>(kHere, 5);
+       require(rpc_sync<add_up>(kThere, number, 2) == 7, "wrong result");
      },
      kWithLedgers},
     {"ExactPasses", [] { backward(dist_autograd::Mode::exact); }},
@@ -389,10 +396,10 @@ TEST_P(Memory, MayFailOnce) { run_with(1); }
 // A drop cannot fail: what it has to do is done without memory, or later.
 TEST(DroppedReferences, AreCountedWhereThereIsNoMemory) {
   const UnfailingMemory scaffold;
-  Cluster cluster(2);
+  Cluster cluster(2, name_worker);
   std::vector<RRef<Counter>> dropped;
   for (int i = 0; i < 20; ++i) {
-    dropped.push_back(remote<Counter>(i % 2 == 0 ? "worker1" : "worker0", i));
+    dropped.push_back(remote<Counter>(i % 2 == 0 ? kThere : kHere, i));
     dropped.back().rpc_sync<&Counter::add>(1);
   }
   std::atomic<bool> go{false}, done{false};
@@ -408,10 +415,10 @@ TEST(DroppedReferences, AreCountedWhereThereIsNoMemory) {
   EXPECT_GT(FailingMemory::end(), 0);
   dropping.join();
   EXPECT_TRUE(eventually([&] { return left_behind(cluster).empty(); })) << left_behind(cluster);
-  EXPECT_EQ(rpc_sync<twice>("worker1", 2), 4);
+  EXPECT_EQ(rpc_sync<twice>(kThere, 2), 4);
 }
 
-// A node of worker1 that waits until the test lets it go on.
+// A node of the other worker that waits until the test lets it go on.
 std::atomic<bool> node_waits{false}, node_may_go_on{false};
 at::Tensor times_held(at::Tensor x) {
   const at::Tensor y = times(std::move(x));
@@ -428,7 +435,7 @@ TEST(PassesThatTimeOut, EndOnAllWorkersWhereThereIsNoMemoryForLong) {
   constexpr auto kTimeLimit = 40ms, kOutage = 150ms;
   const UnfailingMemory scaffold;
   Watchdog watchdog(30s);  // the context, too, waits for the end of the pass
-  Cluster cluster(2);
+  Cluster cluster(2, name_worker);
   const auto sent = [&] { return cluster[0].debug_info().at("rpc.messages_sent"); };
   std::int64_t first = 1;
   for (bool told = false; !told; ++first) {
@@ -438,13 +445,13 @@ TEST(PassesThatTimeOut, EndOnAllWorkersWhereThereIsNoMemoryForLong) {
     {
       dist_autograd::Context context;
       const at::Tensor x = at::ones({3}, at::kDouble).requires_grad_();
-      const at::Tensor loss = rpc_sync<times_held>("worker1", x).sum();
+      const at::Tensor loss = rpc_sync<times_held>(kThere, x).sum();
       const auto future = context.backward_async({loss}, {.timeout = kTimeLimit});
       ASSERT_TRUE(eventually([&] { return node_waits.load(); }));
       const auto before = sent();
       FailingMemory::begin(first, 1'000'000'000);
       std::this_thread::sleep_for(kTimeLimit + kOutage);
-      told = sent() != before;  // worker1, before the memory was missing: that is all
+      told = sent() != before;  // the other worker, before the memory was missing: that is all
       static_cast<void>(FailingMemory::end());
       EXPECT_TRUE(future.wait_for(10s)) << "allocation " << first;
       node_may_go_on = true;
@@ -455,7 +462,7 @@ TEST(PassesThatTimeOut, EndOnAllWorkersWhereThereIsNoMemoryForLong) {
         << "allocation " << first << ":" << left_behind(cluster);
   }
   EXPECT_GT(first, 10) << "it shows little";
-  // What worker1 had no memory to read may be lost.
+  // What the other worker had no memory to read may be lost.
   for (int i = 0; i < 2; ++i) cluster[i].shutdown({.graceful = false});
 }
 
@@ -478,7 +485,7 @@ TEST(PassesWithANodeThatThrows, FailWhereThereIsNoMemoryForLong) {
   constexpr auto kOutage = 150ms;
   const UnfailingMemory scaffold;
   Watchdog watchdog(30s);
-  Cluster cluster(2);
+  Cluster cluster(2, name_worker);
   for (const bool remote : {false, true}) {
     for (std::int64_t first = 1; first < 30; first += first < 8 ? 1 : 7) {
       watchdog.step();
@@ -488,7 +495,7 @@ TEST(PassesWithANodeThatThrows, FailWhereThereIsNoMemoryForLong) {
         dist_autograd::Context context;
         const at::Tensor x = at::ones({3}, at::kDouble).requires_grad_();
         const at::Tensor y =
-            remote ? rpc_sync<throws_in_backward>("worker1", x) : throws_in_backward(x);
+            remote ? rpc_sync<throws_in_backward>(kThere, x) : throws_in_backward(x);
         const auto future = context.backward_async({y.sum()}, {.timeout = 20s});
         EXPECT_TRUE(eventually([&] { return node_waits.load(); }));
         std::this_thread::sleep_for(kOutage);  // longer than patiently() waits: it has to give up
@@ -512,9 +519,9 @@ TEST(PeersThatAreLost, FailTheirCallsWhicheverAllocationFails) {
     for (std::int64_t first = 1; failed != 0; ++first) {
       watchdog.step();
       ASSERT_LT(first, 1000);
-      Cluster cluster(2, [](Options& options) { options.rpc_timeout = 0s; });
+      Cluster cluster(2, [](Options& options) { name_worker(options).rpc_timeout = 0s; });
       std::vector<Future<int>> calls;
-      for (int i = 0; i < 4; ++i) calls.push_back(rpc_async<until_stopped>("worker1", 60'000));
+      for (int i = 0; i < 4; ++i) calls.push_back(rpc_async<until_stopped>(kThere, 60'000));
       ASSERT_TRUE(eventually([&] { return cluster[1].debug_info().at("rpc.calls_served") == 4; }));
       const Error reason(ErrorCode::disconnected, "the test gives this worker up");
       const WorkerInfo given_up = cluster[1].info();
@@ -548,8 +555,8 @@ TEST(GracefulShutdown, EndsInTimeWhicheverAllocationFails) {
   for (std::int64_t first = 1; failed != 0; ++first) {
     watchdog.step();
     ASSERT_LT(first, 2000);
-    Cluster cluster(2, [&](Options& options) { options.shutdown_timeout = kLimit; });
-    require(rpc_sync<twice>("worker1", 2) == 4, "wrong result");
+    Cluster cluster(2, [&](Options& options) { name_worker(options).shutdown_timeout = kLimit; });
+    require(rpc_sync<twice>(kThere, 2) == 4, "wrong result");
     const auto begun = std::chrono::steady_clock::now();
     FailingMemory::begin(first, 1);
     std::vector<std::thread> leaving;

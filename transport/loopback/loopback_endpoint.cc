@@ -4,8 +4,10 @@
 
 #include <atomic>
 #include <cstring>
+#include <exception>
 #include <map>
 #include <memory>
+#include <new>
 #include <utility>
 #include <vector>
 
@@ -337,9 +339,20 @@ void LoopbackEndpointState::accept(const std::shared_ptr<LoopbackConnection>& fr
     });
     return;
   }
-  std::string name = from->describe() + " from worker id " + std::to_string(other.options.self.id);
-  auto half = std::make_shared<LoopbackConnection>(shared_from_this(), other.shared_from_this(),
-                                                   Role::accepting, std::move(name), (*accept)());
+  std::shared_ptr<LoopbackConnection> half;
+  try {
+    half = base::patiently([&] {
+      return std::make_shared<LoopbackConnection>(
+          shared_from_this(), other.shared_from_this(), Role::accepting,
+          from->describe() + " from worker id " + std::to_string(other.options.self.id),
+          (*accept)());
+    });
+  } catch (const std::bad_alloc&) {
+    other.thread->post([from, why = to_error(std::current_exception())] {
+      from->finish_reading(why);  // it would wait for its handshake
+    });
+    return;
+  }
   const bool added = connections_.add(half);
   if (!added || !LoopbackConnection::link(from, half)) {
     half->finish_reading(Error(ErrorCode::disconnected, "connection " + half->describe() +
