@@ -4,8 +4,9 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <exception>
+#include <new>
 #include <string>
-#include <system_error>
 #include <utility>
 
 #include "stitch/base/alternate_stack.h"
@@ -36,14 +37,35 @@ WorldKeeper::~WorldKeeper() {
 }
 
 void WorldKeeper::start(const std::shared_ptr<Agent>& agent) {
-  const base::MutexLock lock(mutex_);
-  agent_ = agent;
-  wake_or_start(agent);
+  {
+    const base::MutexLock lock(mutex_);
+    agent_ = agent;
+  }
+  on_change();
 }
 
 void WorldKeeper::on_change() {
-  const base::MutexLock lock(mutex_);
-  if (const auto agent = agent_.lock()) wake_or_start(agent);
+  std::shared_ptr<Agent> agent;
+  {
+    const base::MutexLock lock(mutex_);
+    ++changes_;
+    changed_.notify_all();
+    agent = agent_.lock();
+    if (!agent || opened_.alone || stopped_ || thread_.joinable()) return;
+  }
+  try {
+    // The agent has locks of its own. Who finds it responsible at the same time starts one thread.
+    if (keeps(*agent)) start_thread();
+  } catch (const std::exception& error) {
+    // Without memory or threads for the moment. The world needs a keeper, so it is tried again.
+    if (!without_thread_reported_.exchange(true)) {
+      std::fprintf(stderr, "stitch: %s cannot keep the record of its world yet: %s\n",
+                   agent->self().name.c_str(), error.what());
+    }
+    agent->loop().call_at(Clock::now() + kLookInterval, [this, weak = std::weak_ptr(agent)] {
+      if (const auto alive = weak.lock()) on_change();
+    });
+  }
 }
 
 bool WorldKeeper::keeps(const Agent& agent) const {
@@ -54,20 +76,14 @@ bool WorldKeeper::keeps(const Agent& agent) const {
                      [&](const WorkerInfo& info) { return info.id >= agent.self().id; });
 }
 
-void WorldKeeper::wake_or_start(const std::shared_ptr<Agent>& agent) {
-  ++changes_;
-  changed_.notify_all();
-  if (opened_.alone || stopped_ || thread_.joinable() || !keeps(*agent)) return;
-  try {
-    thread_ = std::thread([this] {
-      base::use_alternate_stack();
-      run();
-    });
-    pthread_setname_np(thread_.native_handle(), "stitch-keeper");
-  } catch (const std::system_error& error) {
-    std::fprintf(stderr, "stitch: %s cannot keep the record of its world: %s\n",
-                 to_string(agent->self()).c_str(), error.what());
-  }
+void WorldKeeper::start_thread() {
+  const base::MutexLock lock(mutex_);
+  if (stopped_ || thread_.joinable()) return;
+  thread_ = std::thread([this] {
+    base::use_alternate_stack();
+    run();
+  });
+  pthread_setname_np(thread_.native_handle(), "stitch-keeper");
 }
 
 void WorldKeeper::end_world(steady_clock::time_point deadline) {

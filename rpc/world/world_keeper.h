@@ -18,7 +18,8 @@ namespace stitch::rpc {
 // that: it writes the record when the members change or when the store has come back empty (a new
 // worker of rank 0 serves it), and answers those that ring, so that they know the world from a dead
 // one. The loss of the store is not reported: it is needed for joins only, and looked for again
-// until it is there. Part of what an Agent keeps until its end. Thread contract: any thread.
+// until it is there. Part of what an Agent keeps until its end. Thread contract: any thread;
+// no lock is held while it asks the agent.
 class WorldKeeper {
  public:
   // `record`: of the world as this worker found it.
@@ -46,7 +47,7 @@ class WorldKeeper {
   void write_record(transport::Store& store, bool ending);
   void answer(transport::Store& store);
   void update_entries(const Agent& agent);
-  void wake_or_start(const std::shared_ptr<Agent>& agent) STITCH_REQUIRES(mutex_);
+  void start_thread() STITCH_EXCLUDES(mutex_);
 
   const OpenStore opened_;
 
@@ -54,6 +55,8 @@ class WorldKeeper {
   WorldRecord record_;
   std::shared_ptr<transport::Store> store_;  // null: to be opened again
   bool another_world_reported_ = false;
+
+  std::atomic<bool> without_thread_reported_{false};
 
   base::Mutex mutex_;
   base::CondVar changed_;
