@@ -70,6 +70,8 @@ class Engine final : public rpc::Extension {
   void spread_failure(std::shared_ptr<Failing> failing);
   // Whether a pass that was started here and has succeeded found links that the loss does not use.
   void found_unused(bool unused) noexcept { expect_unused_.store(unused); }
+  // Passes as the table of the report that tells of them.
+  [[nodiscard]] rpc::Table table_of(const std::vector<std::shared_ptr<Pass>>& passes);
   void count_gradients(std::size_t links) noexcept {
     gradients_sent_.fetch_add(links, std::memory_order_relaxed);
   }

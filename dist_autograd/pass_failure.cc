@@ -1,6 +1,7 @@
 // How a pass fails: on this worker, and how the others hear of it.
 #include <chrono>
 #include <memory>
+#include <new>
 #include <set>
 #include <string>
 #include <utility>
@@ -52,14 +53,20 @@ void Pass::on_peer_lost(const WorkerInfo& peer, const Error& reason) {
 }
 
 void Pass::expire() {
+  const Progress found = progress();
   std::vector<std::string> waiting;
+  for (const WorkerId id : found.awaited)
+    waiting.push_back(stitch::to_string(agent_->peers().find(id)));
   rpc::Clock::time_point begun;
   {
     base::MutexLock lock(mutex_);
     begun = begun_;
-    for (const WorkerId id : protocol_.awaited()) {
-      waiting.push_back(stitch::to_string(agent_->peers().find(id)));
-    }
+  }
+  try {
+    agent_->dumps().on_timeout("backward timed out", engine_.table_of({shared_from_this()}),
+                               found.awaited);
+  } catch (const std::bad_alloc&) {
+    // It ends without a dump.
   }
   const auto ms =
       std::chrono::duration_cast<std::chrono::milliseconds>(rpc::Clock::now() - begun).count();

@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cctype>
 #include <cerrno>
 #include <cstdio>
@@ -127,7 +128,16 @@ std::string Dumps::write(const std::string& folder, const std::string& reason,
   std::string json = head(reason) + "  \"tables\": [";
   Report report;
   for (const Page page : kAllPages) rpc::report(agent_, page, report);
-  if (!timed_out.name.empty()) report.insert(report.begin(), timed_out);
+  if (!timed_out.name.empty()) {
+    const auto same = std::find_if(report.begin(), report.end(), [&](const Table& table) {
+      return table.name == timed_out.name;
+    });
+    if (same == report.end()) {
+      report.insert(report.begin(), timed_out);
+    } else {
+      same->rows.insert(same->rows.begin(), timed_out.rows.begin(), timed_out.rows.end());
+    }
+  }
   const char* separator = "\n  ";
   for (const Table& table : report) {
     if (json.size() > kMaxBytes) break;
@@ -184,11 +194,30 @@ void Dumps::on_timeout(const std::vector<OutstandingCall>& calls) {
     table.add({call.id, call.function, call.to->name, call.to->id.value(), call.to->epoch,
                now - call.made, Cell(), Cell(), Cell()});
   }
+  write_soon("call timed out", std::move(table));
+  std::set<const WorkerInfo*> others;
+  for (const OutstandingCall& call : calls) others.insert(call.to);
+  ask_others(std::move(others));
+}
+
+void Dumps::on_timeout(const std::string& reason, Table rows,
+                       const std::vector<WorkerId>& awaited) noexcept {
+  if (!running_ || !due()) return;
+  try {
+    write_soon(reason, std::move(rows));
+    std::set<const WorkerInfo*> others;
+    for (const WorkerId id : awaited) others.insert(&agent_.peers().find(id));
+    ask_others(std::move(others));
+  } catch (const std::exception&) {
+    // It ends without a report.
+  }
+}
+
+void Dumps::write_soon(const std::string& reason, Table rows) {
   DumpThread::of_this_process().post(
-      [this, alive = agent_.weak_from_this(), table = std::move(table)] {
-        if (const auto agent = alive.lock()) write_quietly("call timed out", table);
+      [this, alive = agent_.weak_from_this(), reason, rows = std::move(rows)] {
+        if (const auto agent = alive.lock()) write_quietly(reason, rows);
       });
-  ask_others(calls);
 }
 
 void Dumps::on_asked(const WorkerInfo& from) {
@@ -199,9 +228,7 @@ void Dumps::on_asked(const WorkerInfo& from) {
   ask_others({});
 }
 
-void Dumps::ask_others(const std::vector<OutstandingCall>& calls) {
-  std::set<const WorkerInfo*> others;
-  for (const auto& call : calls) others.insert(call.to);
+void Dumps::ask_others(std::set<const WorkerInfo*> others) {
   for (const auto& call : agent_.outgoing_calls().list()) others.insert(call.to);
   for (const WorkerInfo* to : others) {
     if (to->id == agent_.self().id) continue;

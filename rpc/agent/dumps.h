@@ -3,6 +3,7 @@
 #include <chrono>
 #include <deque>
 #include <memory>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -17,8 +18,9 @@ namespace stitch::rpc {
 class Agent;
 
 // The dumps of one worker: files that hold its report() as JSON, for stitch-run --diagnose. Written
-// when a call times out (at most one in kInterval; the workers that were called are asked to write
-// theirs, and ask in turn those for which they wait), on a signal (DumpThread), and when asked.
+// when a call or a backward pass times out (at most one in kInterval; the workers that were called,
+// or waited for, are asked to write theirs, and ask in turn those for which they wait), on a signal
+// (DumpThread), and when asked.
 // None of this needs a user-function thread. The last kMaxFiles are kept. While the worker runs, a
 // small file "<name>.<pid>.running.json" says that it should be there: of a worker that is stopped
 // or dead, nothing else may be. Part of its Agent. Thread contract: any thread once start() has
@@ -43,6 +45,12 @@ class Dumps {
                     const Table& timed_out = {}) STITCH_EXCLUDES(mutex_);
   // The same into Options::dump_dir; failures are said once, on stderr.
   void write_quietly(const std::string& reason, const Table& timed_out = {}) noexcept;
+  // Something else than a call has timed out: writes a dump soon, and asks `awaited`, for which it
+  // waited, and the workers of all pending calls to write theirs. `rows` are what it was, as a
+  // table of the report: in the dump they are part of the table of that name. Does nothing without
+  // a folder, or within kInterval of the last time.
+  void on_timeout(const std::string& reason, Table rows,
+                  const std::vector<WorkerId>& awaited) noexcept;
   // A frame kDump has come: a call of `from` has timed out.
   void on_asked(const WorkerInfo& from);
 
@@ -50,8 +58,9 @@ class Dumps {
   void on_timeout(const std::vector<OutstandingCall>& calls);
   // Whether a dump for a timeout may be written now; the next one after kInterval.
   [[nodiscard]] bool due() STITCH_EXCLUDES(mutex_);
-  // Asks the workers of these calls, and of all that are pending, to write dumps.
-  void ask_others(const std::vector<OutstandingCall>& calls);
+  void write_soon(const std::string& reason, Table rows);
+  // Asks these workers, and those of all pending calls, to write dumps.
+  void ask_others(std::set<const WorkerInfo*> others);
   [[nodiscard]] std::string head(const std::string& reason) const;
   [[nodiscard]] std::string running_file() const;
 

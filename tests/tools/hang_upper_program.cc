@@ -29,13 +29,19 @@ int main(int argc, char** argv) try {
     const auto made = stitch::remote<make>("worker1");
     made.to_here();
   }
-  if (how == "backward") {
+  if (how == "backward" || how == "backward that times out") {
     stitch::dist_autograd::Context context;
     const auto x = at::ones({3}).requires_grad_();
     const auto y = stitch::rpc_sync<embed>("worker1", x);
     for (int i = 0; i < 2; ++i) held.push_back(stitch::rpc_async<hold>("worker1"));
     std::this_thread::sleep_for(300ms);  // both threads of worker1 are held before what follows
-    context.backward({y.sum()});
+    if (how == "backward") context.backward({y.sum()});
+    try {
+      context.backward({y.sum()}, {.timeout = 1s});
+    } catch (const stitch::Error& error) {
+      std::printf("%s\n", error.what());
+    }
+    std::this_thread::sleep_for(120s);
   }
   return 0;
 } catch (const std::exception& error) {

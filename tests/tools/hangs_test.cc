@@ -191,6 +191,18 @@ TEST(Dumps, ATimeoutWritesThoseOfCallerAndCallee) {
   EXPECT_NE(text.find("\nculprit: worker \"worker1\", sleepy()\n"), std::string::npos) << text;
 }
 
+TEST(Dumps, ABackwardPassThatTimesOutWritesThoseOfItsRootAndOfWhomItWaitsFor) {
+  Hang hang(2, "backward that times out", HANG_UPPER_PROGRAM);
+  EXPECT_TRUE(stitch::testing::eventually([&] {
+    return hang.count("asked_by_worker0") == 1 && hang.count("backward_timed_out") == 1;
+  }));
+  const std::string text = hang.diagnose();
+  EXPECT_TRUE(text.starts_with(
+      R"(worker "worker0" waits for worker "worker1": backward of context )"))
+      << text;
+  EXPECT_NE(text.find("\nculprit: worker \"worker1\", hold()\n"), std::string::npos) << text;
+}
+
 TEST(Dumps, AFatalSignalWritesOneBeforeTheProcessDiesOfIt) {
   Hang hang(2, "crash");
   EXPECT_EQ(hang.wait_for(0), 128 + SIGABRT);
