@@ -70,6 +70,7 @@ void MembershipService::begin_ticks() {
 
 void MembershipService::tick() {
   const base::CallbackScope callback;
+  agent_.peers().trim();
   const auto links = agent_.peers().links();
   std::vector<MembershipProtocol::Link> seen;
   for (const auto& link : links)

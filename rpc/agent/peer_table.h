@@ -117,6 +117,8 @@ class PeerTable {
     bool sent;
   };
   [[nodiscard]] std::vector<Link> links() STITCH_EXCLUDES(mutex_);
+  // Has each bound connection give back memory that it does not need (Connection::trim).
+  void trim() STITCH_EXCLUDES(mutex_);
   // The lives in other processes that this worker can connect to and to which there has been no
   // connection yet; none once broken connections are expected.
   [[nodiscard]] std::vector<const Life*> unconnected() const STITCH_EXCLUDES(mutex_);

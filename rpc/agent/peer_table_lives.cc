@@ -123,6 +123,19 @@ std::vector<PeerTable::Link> PeerTable::links() {
   return links;
 }
 
+void PeerTable::trim() {
+  std::vector<ConnectionPtr> connections;
+  {
+    base::MutexLock lock(mutex_);
+    members_.for_each([&](const Life& life) STITCH_NO_THREAD_SAFETY_ANALYSIS {
+      const auto& bound = peer(life).bound();
+      if (bound && bound->connection && !bound->in_process)
+        connections.push_back(bound->connection);
+    });
+  }
+  for (const auto& connection : connections) connection->trim();
+}
+
 std::vector<const Life*> PeerTable::unconnected() const {
   std::vector<const Life*> lives;
   base::MutexLock lock(mutex_);

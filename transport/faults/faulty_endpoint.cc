@@ -103,6 +103,9 @@ class FaultyConnection final : public Connection,
     const auto behind = inner();
     return behind && behind->holds_back();
   }
+  void trim() noexcept override {
+    if (const auto behind = inner()) behind->trim();
+  }
   void blocking_work_done() override {
     if (const auto behind = inner()) behind->blocking_work_done();
   }

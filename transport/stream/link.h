@@ -52,6 +52,8 @@ class Link {
   [[nodiscard]] virtual bool holds_input() { return false; }
   // Whether read() and ended() have nothing to say at this moment. Threads as read().
   [[nodiscard]] virtual bool quiet() { return false; }
+  // As Connection::trim(). Threads as write().
+  virtual void trim() noexcept {}
   // The descriptor has something for the link itself.
   virtual void on_descriptor() {}
 

@@ -46,6 +46,12 @@ constexpr std::size_t kRoomAgainBytes = kMaxBulkBytesBesideSmall - kMinBulkBytes
 // that count before each message, and finds it in its cache while it does not change.
 constexpr std::size_t kTakenLateBytes = 4096;
 static_assert(kRoomAgainBytes >= 2 * kTakenLateBytes);
+// The pages of the ring that a writer has touched are given back once so many calls of trim() in a
+// row have found less than so many bytes written since the one before (heartbeats, say), unless
+// they are few.
+constexpr int kTrimmingCalls = 8;
+constexpr std::size_t kQuietBytes = std::size_t{16} << 10;
+constexpr std::size_t kKeptBytes = std::size_t{64} << 10;
 
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free &&
               std::atomic<std::uint32_t>::is_always_lock_free);
@@ -240,6 +246,22 @@ class ShmLink final : public Link {
 
   void hold(bool held) override { held_ = held; }
 
+  void trim() noexcept override {
+    if (!socket_) return;  // as in write()
+    const std::uint64_t written = written_.load(std::memory_order_relaxed);
+    const std::size_t lately = static_cast<std::size_t>(written - written_at_trim_);
+    written_at_trim_ = written;
+    quiet_calls_ = lately < kQuietBytes ? quiet_calls_ + 1 : 0;
+    if (quiet_calls_ < kTrimmingCalls || written - released_at_ < kKeptBytes) return;
+    // What the peer has taken, so far as it has said so: nothing is read there before it is written.
+    const std::size_t free = kRingBytes - unread();
+    const std::size_t at = written % kRingBytes;
+    const std::size_t to_end = std::min(free, kRingBytes - at);
+    release_shm_pages(out_ring_ + at, to_end);
+    release_shm_pages(out_ring_, free - to_end);
+    released_at_ = written;
+  }
+
   void close() noexcept override { ::shutdown(socket_.get(), SHUT_RDWR); }
 
  private:
@@ -289,6 +311,9 @@ class ShmLink final : public Link {
   std::uint64_t taken_ = 0;                    // our own copies: the shared ones are for the peer
   std::uint64_t taken_published_ = 0;          // seen by every writer that is to wait later
   std::atomic<std::uint64_t> written_{0};      // by the thread that writes
+  std::uint64_t written_at_trim_ = 0;          // likewise, and the next two: at the last call
+  std::uint64_t released_at_ = 0;              // when pages were last given back
+  int quiet_calls_ = 0;
   bool gone_ = false;                          // the thread that polls only
   bool held_ = false;                          // likewise
   std::atomic<const char*> corrupt_{nullptr};  // what is wrong with the ring

@@ -41,12 +41,16 @@ struct Offer {
   return file >> mode && mode == 2;
 }
 
+[[nodiscard]] bool counts_pages() {
+  static const bool counted = pages_are_counted();
+  return counted;
+}
+
 // Allocates the memory's pages where the system counts them: there, the first touch of a page that
 // is not granted would end the process (SIGBUS), in either of the two. Elsewhere that cannot
 // happen, and a connection that carries little should not hold 2 MiB.
 void allocate_pages(int memory) {
-  static const bool counted = pages_are_counted();
-  if (!counted) return;
+  if (!counts_pages()) return;
   int result = 0;
   do {
     result = fallocate(memory, 0, 0, static_cast<off_t>(ShmLayout::kMemoryBytes));
@@ -84,6 +88,15 @@ void check_peer_user(int socket) {
   throw Error(ErrorCode::unauthenticated,
               "shared memory is for processes of one user: the peer runs as user " +
                   std::to_string(peer.uid) + ", this process as " + std::to_string(geteuid()));
+}
+
+void release_shm_pages(std::byte* from, std::size_t bytes) noexcept {
+  static const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
+  const auto begin = reinterpret_cast<std::uintptr_t>(from);
+  const std::uintptr_t first = (begin + page - 1) / page * page;
+  const std::uintptr_t end = (begin + bytes) / page * page;
+  if (first >= end || counts_pages()) return;
+  static_cast<void>(::madvise(from + (first - begin), end - first, MADV_REMOVE));
 }
 
 base::Descriptor open_shm_memory() noexcept {

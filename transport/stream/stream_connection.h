@@ -43,6 +43,7 @@ class StreamConnection final : public HandshakingConnection,
     return poller_->on_this_thread() && poller_->defer(work);
   }
   void blocking_work_done() override { poller_->reclaim(); }
+  void trim() noexcept override { sender_.trim(); }
   void pause_reading(bool paused) override;
   [[nodiscard]] bool holds_back() const override {
     return unwatched_.load(std::memory_order_relaxed);

@@ -240,6 +240,15 @@ void StreamSender::flush_or_abandon(Effects& effects) {
   if (state_ == State::ended) abandon(effects);
 }
 
+void StreamSender::trim() noexcept {
+  if (!write_mutex_.try_lock()) return;
+  {
+    const Unlock unlock(write_mutex_);
+    if (state_ == State::running) link_->trim();
+  }
+  write_intake();
+}
+
 bool StreamSender::flush() {
   if (!write_mutex_.try_lock()) {
     // The thread that writes may only queue more, and the poller may not visit this source again.

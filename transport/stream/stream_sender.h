@@ -67,6 +67,8 @@ class StreamSender {
   void send(QueuedSend queued) STITCH_EXCLUDES(write_mutex_, intake_mutex_);
   // Writes what is queued, unless another thread does. True when something moved.
   bool flush() STITCH_EXCLUDES(write_mutex_, intake_mutex_);
+  // Has the link give back memory that nothing needs, unless another thread writes.
+  void trim() noexcept STITCH_EXCLUDES(write_mutex_, intake_mutex_);
   // Whether something is queued, here or in the link.
   [[nodiscard]] bool pending() const noexcept { return pending_.load(std::memory_order_acquire); }
   // Whether what is pending waits for room.
