@@ -47,6 +47,7 @@ struct Life {
   std::atomic<End> end{End::none};
   std::atomic<std::int64_t> kib_at_start{0};  // of its own memory, soon after init()
   std::atomic<std::int64_t> kib_at_end{0};
+  std::atomic<std::int64_t> connections_replaced{0};  // as it last knew
   std::atomic<std::int64_t> objects_left{0};
   std::atomic<std::int64_t> contexts_left{0};
   std::atomic<bool> left_gracefully{false};

@@ -130,6 +130,11 @@ bool print_table(CallBook& book, const ChaosCounts& counts, int workers, int liv
   line("  by themselves (declared dead, or links lost)",
        static_cast<Count>(counts.came_back_by_themselves));
   line("starts that failed", static_cast<Count>(counts.failed_starts));
+  Count replaced = 0;
+  for (int life = 1; life <= lives; ++life)
+    replaced += static_cast<Count>(
+        book.lives.at(static_cast<std::size_t>(life)).connections_replaced.load());
+  line("connections replaced, as both ends count", replaced);
   print_operations(rows);
   std::printf("\n");
   print_samples(book);

@@ -17,6 +17,7 @@ using namespace std::chrono_literals;
 constexpr auto kCallTimeout = 5s;                         // of what has no limit of its own
 constexpr auto kReclaimTimeout = 20s;                     // the traffic of others ends meanwhile
 constexpr auto kShutdownTimeout = kReclaimTimeout + 25s;  // others may only then be done
+constexpr auto kLookInterval = 200ms;  // at its own counters
 constexpr auto kSettled = 3s;  // after init(), before memory is looked at
 
 std::optional<stitch::Worker> join(const WorkerSettings& settings) {
@@ -56,11 +57,20 @@ void wait_until_reclaimed(const stitch::Worker& self, Life& life) {
   std::fprintf(stderr, "\n");
 }
 
+void note_connections(const stitch::Worker& self, Life& life) {
+  life.connections_replaced = self.debug_info().at("rpc.reconnects");
+}
+
 // Until the run is over or this life is of no use.
-void serve(const Links& links, Life& life) {
+void serve(const stitch::Worker& self, const Links& links, Life& life) {
   const auto start = Clock::now();
+  auto next_look = start;
   while (!book().over && !links.useless()) {
     std::this_thread::sleep_for(20ms);  // polls memory that other processes write
+    if (Clock::now() >= next_look) {
+      next_look = Clock::now() + kLookInterval;
+      note_connections(self, life);
+    }
     if (life.kib_at_start == 0 && Clock::now() > start + kSettled) life.kib_at_start = own_kib();
   }
 }
@@ -84,9 +94,10 @@ int live(const WorkerSettings& settings) {
       threads.emplace_back(
           [&, thread] { Traffic(self, settings.traffic, settings.life, thread, links).run(stop); });
     }
-    serve(links, life);
+    serve(self, links, life);
     stop = true;
   }
+  note_connections(self, life);
   life.kib_at_end = own_kib();
   Waiting& waiting =
       book().waiting.at(static_cast<std::size_t>(settings.rank)).at(CallBook::kMaxThreads - 1);
