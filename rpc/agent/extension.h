@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -52,6 +53,9 @@ class Extension {
   }
   // The number of operations that graceful shutdown must wait for.
   [[nodiscard]] virtual std::size_t active() { return 0; }
+  // All workers of a fixed world have agreed to leave: this one closes soon. It may take until the
+  // deadline. On the thread that shuts down, before stop().
+  virtual void on_all_leave(std::chrono::steady_clock::time_point deadline) {}
   // The worker is shutting down: completes or drops everything. Before the thread pool closes.
   virtual void stop() {}
   // After stop(), when every handler and every callback here has returned. Not called if one was

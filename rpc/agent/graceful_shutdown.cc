@@ -16,12 +16,13 @@ GracefulShutdown::GracefulShutdown(Agent& agent)
     : agent_(agent),
       protocol_(agent.self(), [&agent](WorkerId id) { return agent.peers().find(id); }) {}
 
-std::set<WorkerId> GracefulShutdown::live() const {
-  std::set<WorkerId> ids;
-  for (const auto& info : agent_.peers().infos()) {
-    if (info.id == agent_.self().id || !agent_.peers().lost(info.id)) ids.insert(info.id);
+GracefulShutdown::Lives GracefulShutdown::live() const {
+  Lives lives;
+  for (auto& info : agent_.peers().infos()) {
+    if (info.id == agent_.self().id || !agent_.peers().lost(info))
+      lives.emplace(info.id, std::move(info));
   }
-  return ids;
+  return lives;
 }
 
 ShutdownProtocol::Status GracefulShutdown::own_status() const {
@@ -29,7 +30,7 @@ ShutdownProtocol::Status GracefulShutdown::own_status() const {
   return {activity.busy, activity.sent, activity.received, agent_.peers().lost_lives()};
 }
 
-void GracefulShutdown::send(WorkerId to, const ShutdownProtocol::Message& said) {
+void GracefulShutdown::send(const WorkerInfo& to, const ShutdownProtocol::Message& said) {
   const auto status = said.step == ShutdownProtocol::Step::status
                           ? base::patiently([this] { return own_status(); })
                           : ShutdownProtocol::Status{};
@@ -43,16 +44,29 @@ void GracefulShutdown::send(WorkerId to, const ShutdownProtocol::Message& said) 
       out.write(status.sent);
       out.write(status.received);
       out.write(status.lost);
-      agent_.send_control(agent_.peers().find(to), std::move(message));
+      agent_.send_control(to, std::move(message));
     });
   } catch (const std::exception&) {
     // The peer is lost, or the message will be repeated: continue with the others.
   }
 }
 
-void GracefulShutdown::carry_out(const ShutdownProtocol::Effects& effects) {
+void GracefulShutdown::tell_that_all_leave(steady_clock::time_point deadline) noexcept {
+  agent_.for_each_extension([&](Extension& extension) {
+    try {
+      base::patiently([&] { extension.on_all_leave(deadline); });
+    } catch (const std::exception&) {
+      // It leaves all the same.
+    }
+  });
+}
+
+void GracefulShutdown::carry_out(const ShutdownProtocol::Effects& effects, const Lives& lives) {
   if (effects.expect_closing) agent_.peers().expect_closing();
-  for (const auto& [to, said] : effects.sends) send(to, said);
+  for (const auto& each : effects.sends) {
+    const auto life = lives.find(each.to);
+    if (life != lives.end()) send(life->second, each.message);
+  }
   for (const WorkerId id : effects.reach) base::patiently([&] { agent_.peers().reach(id); });
 }
 
@@ -67,9 +81,11 @@ void GracefulShutdown::on_message(InMessage message) {
   ShutdownProtocol::Effects effects;
   base::patiently([&] {
     base::MutexLock lock(mutex_);
-    effects = protocol_.on_message(message.from.id, said);
+    effects = protocol_.on_message(message.from, said);
   });
-  carry_out(effects);
+  if (!effects.sends.empty()) {
+    carry_out(effects, base::patiently([&] { return Lives{{message.from.id, message.from}}; }));
+  }
   if (said.step == ShutdownProtocol::Step::poll) return;
   base::MutexLock lock(mutex_);
   if (effects.may_close) protocol_.on_answered();
@@ -78,8 +94,24 @@ void GracefulShutdown::on_message(InMessage message) {
 }
 
 void GracefulShutdown::on_peer_lost(const WorkerInfo& peer) {
+  base::patiently([&] {
+    base::MutexLock lock(mutex_);
+    protocol_.on_peer_lost(peer);
+    ++events_;
+    changed_.notify_all();
+  });
+}
+
+void GracefulShutdown::on_peer_joining(const WorkerInfo& peer) {
+  if (peer.epoch == 0) return;  // the first of all
+  WorkerInfo former = peer;
+  --former.epoch;
+  on_peer_lost(former);
+}
+
+void GracefulShutdown::on_peer_joined() {
   base::MutexLock lock(mutex_);
-  protocol_.on_peer_lost(peer.id);
+  protocol_.on_peer_joined();
   ++events_;
   changed_.notify_all();
 }
@@ -90,6 +122,7 @@ std::optional<ShutdownProtocol::Waiting> GracefulShutdown::waiting() const {
 }
 
 std::optional<Error> GracefulShutdown::run(steady_clock::time_point deadline) {
+  bool told = false;  // that all leave
   {
     base::MutexLock lock(mutex_);
     protocol_.begin(deadline);
@@ -99,26 +132,36 @@ std::optional<Error> GracefulShutdown::run(steady_clock::time_point deadline) {
     std::uint64_t events = 0;
     {
       base::MutexLock lock(mutex_);
-      view.losses = protocol_.losses();
+      view.changes = protocol_.changes();
       events = events_;
     }
-    view.live = base::patiently([this] { return live(); });
+    const Lives lives = base::patiently([this] { return live(); });
+    base::patiently([&] {
+      for (const auto& each : lives) view.live.insert(each.first);
+    });
     ShutdownProtocol::Effects effects;
     base::patiently([&] {
       base::MutexLock lock(mutex_);
       effects = protocol_.on_time(steady_clock::now(), view);
     });
-    carry_out(effects);
+    carry_out(effects, lives);
     if (effects.sample) {
       const auto own = base::patiently([this] { return own_status(); });
       base::patiently([&] {
         base::MutexLock lock(mutex_);
         effects = protocol_.on_sample(steady_clock::now(), own);
       });
-      carry_out(effects);
+      // Before GO is said: one that has closed may start again at once.
+      if (effects.expect_closing && !std::exchange(told, true)) tell_that_all_leave(deadline);
+      carry_out(effects, lives);
     }
     base::MutexLock lock(mutex_);
-    if (protocol_.ended()) return protocol_.error();
+    if (protocol_.ended()) {
+      auto error = protocol_.error();
+      lock.unlock();
+      if (!error && !told) tell_that_all_leave(deadline);
+      return error;
+    }
     while (events_ == events && steady_clock::now() < protocol_.next())
       changed_.wait_until(mutex_, protocol_.next());
   }

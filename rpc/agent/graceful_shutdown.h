@@ -2,8 +2,8 @@
 
 #include <chrono>
 #include <cstdint>
+#include <map>
 #include <optional>
-#include <set>
 
 #include "stitch/base/error.h"
 #include "stitch/base/mutex.h"
@@ -17,32 +17,43 @@ class Agent;
 // Runs the protocol of graceful shutdown for its Agent: gives it the time, the messages that come
 // and what the Agent knows, and sends what it asks for.
 //
-// Part of its Agent. Thread contract: on_message and on_peer_lost on reader threads; run() on the
-// thread that shuts down. Sends without its lock.
+// Part of its Agent. Thread contract: run() on the thread that shuts down, all others on any
+// thread. Sends, and calls the extensions, without its lock.
 class GracefulShutdown {
  public:
   explicit GracefulShutdown(Agent& agent);
 
-  // Takes part until GO or the deadline. The error names the workers that were waited for.
+  // Takes part until GO or the deadline. The error names the workers that were waited for. Calls
+  // Extension::on_all_leave() once all have agreed, on the leader before the others are told: where
+  // this has returned without an error, that has been done.
   std::optional<Error> run(std::chrono::steady_clock::time_point deadline) STITCH_EXCLUDES(mutex_);
   // Throws Error(protocol) for a message that is malformed, or not allowed now.
   void on_message(InMessage message) STITCH_EXCLUDES(mutex_);
   // A later life of `peer` has said nothing yet.
   void on_peer_lost(const WorkerInfo& peer) STITCH_EXCLUDES(mutex_);
+  // A new life is about to come into the table of peers: those before it are over, of which nothing
+  // is said once this worker expects to close.
+  void on_peer_joining(const WorkerInfo& peer) STITCH_EXCLUDES(mutex_);
+  // It is there.
+  void on_peer_joined() STITCH_EXCLUDES(mutex_);
   // For what run() waits now, for reports; nothing outside of it.
   [[nodiscard]] std::optional<ShutdownProtocol::Waiting> waiting() const STITCH_EXCLUDES(mutex_);
 
  private:
-  [[nodiscard]] std::set<WorkerId> live() const;
+  using Lives = std::map<WorkerId, WorkerInfo>;
+  [[nodiscard]] Lives live() const;
   [[nodiscard]] ShutdownProtocol::Status own_status() const;
-  void carry_out(const ShutdownProtocol::Effects& effects) STITCH_EXCLUDES(mutex_);
-  void send(WorkerId to, const ShutdownProtocol::Message& said);
+  // `lives`: those to which the sends are.
+  void carry_out(const ShutdownProtocol::Effects& effects, const Lives& lives)
+      STITCH_EXCLUDES(mutex_);
+  void send(const WorkerInfo& to, const ShutdownProtocol::Message& said);
+  void tell_that_all_leave(std::chrono::steady_clock::time_point deadline) noexcept;
 
   Agent& agent_;
   mutable base::Mutex mutex_;
   base::CondVar changed_;
   ShutdownProtocol protocol_ STITCH_GUARDED_BY(mutex_);
-  std::uint64_t events_ STITCH_GUARDED_BY(mutex_) = 0;  // messages and losses
+  std::uint64_t events_ STITCH_GUARDED_BY(mutex_) = 0;  // messages, losses, joins
 };
 
 }  // namespace stitch::rpc

@@ -9,6 +9,7 @@
 #include "stitch/base/callback_scope.h"
 #include "stitch/base/patience.h"
 #include "stitch/rpc/agent/agent.h"
+#include "stitch/rpc/agent/graceful_shutdown.h"
 #include "stitch/rpc/message/frame_kinds.h"
 
 namespace stitch::rpc {
@@ -179,7 +180,9 @@ bool MembershipService::tell(const MembershipProtocol::Event& event) {
       const Member member = base::patiently([&] { return see(event.card); });
       base::patiently([&] { agent_.device_tensors().add({member.info, member.devices}); });
       // Throws for a life that is known.
+      base::patiently([&] { agent_.graceful_shutdown().on_peer_joining(member.info); });
       Life& life = *base::patiently([&] { return &peers.add_life(member); });
+      agent_.graceful_shutdown().on_peer_joined();
       agent_.for_each_extension([&](Extension& extension) {
         base::patiently([&] { extension.on_member_joined(life.info()); });
       });

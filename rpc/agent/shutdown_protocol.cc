@@ -1,7 +1,6 @@
 #include "stitch/rpc/agent/shutdown_protocol.h"
 
 #include <algorithm>
-#include <iterator>
 #include <utility>
 
 #include "stitch/base/name_list.h"
@@ -34,22 +33,29 @@ void ShutdownProtocol::begin(Time deadline) {
 
 // ---- messages
 
-bool ShutdownProtocol::follows(WorkerId from, const char* what) const {
-  if (leader_ == from) return true;
-  if (ready_sent_.contains(from)) return false;
-  throw Error(ErrorCode::protocol, std::string("shutdown message: \"") + what + "\" from " +
-                                       to_string(worker_(from)) +
-                                       ", which does not lead the shutdown of " + to_string(self_));
+bool ShutdownProtocol::is_over(const WorkerInfo& life) const {
+  const auto lost = lost_.find(life.id);
+  return lost != lost_.end() && life.epoch <= lost->second;
 }
 
-ShutdownProtocol::Effects ShutdownProtocol::on_message(WorkerId from, const Message& message) {
+void ShutdownProtocol::check_leads(const WorkerInfo& from, const char* what) const {
+  if (ready_sent_.contains(from.id)) return;
+  throw Error(ErrorCode::protocol, std::string("shutdown message: \"") + what + "\" from " +
+                                       to_string(from) + ", which does not lead the shutdown of " +
+                                       to_string(self_));
+}
+
+ShutdownProtocol::Effects ShutdownProtocol::on_message(const WorkerInfo& from,
+                                                       const Message& message) {
   Effects effects;
+  if (is_over(from)) return effects;
   switch (message.step) {
     case Step::ready:
-      ready_.insert(from);
+      ready_.insert(from.id);
       return effects;
     case Step::poll:
-      if (follows(from, "poll")) effects.sends.push_back({from, {Step::status, message.round}});
+      check_leads(from, "poll");
+      if (leader_ == from.id) effects.sends.push_back({from.id, {Step::status, message.round}});
       return effects;
     case Step::status:
       if (message.round == 0 || message.round > round_) {
@@ -57,18 +63,18 @@ ShutdownProtocol::Effects ShutdownProtocol::on_message(WorkerId from, const Mess
                     "shutdown message: a status of round " + std::to_string(message.round) +
                         " when the last round asked for was " + std::to_string(round_));
       }
-      if (message.round == round_) statuses_.insert_or_assign(from, message.status);
+      if (message.round == round_) statuses_.insert_or_assign(from.id, message.status);
       return effects;
     case Step::go:
-      if (!follows(from, "go")) return effects;
+      check_leads(from, "go");
       effects.expect_closing = true;
-      effects.sends.push_back({from, {Step::gone, message.round}});
+      effects.sends.push_back({from.id, {Step::gone, message.round}});
       effects.may_close = true;
       return effects;
     case Step::gone:
       if (!go_sent_)
         throw Error(ErrorCode::protocol, "shutdown message: \"gone\" before \"go\" was sent");
-      gone_.insert(from);
+      gone_.insert(from.id);
       return effects;
   }
   throw Error(
@@ -76,11 +82,19 @@ ShutdownProtocol::Effects ShutdownProtocol::on_message(WorkerId from, const Mess
       "shutdown message: step " + std::to_string(static_cast<int>(message.step)) + " is unknown");
 }
 
-void ShutdownProtocol::on_peer_lost(WorkerId peer) {
-  ready_.erase(peer);
-  statuses_.erase(peer);
-  ++losses_;
+void ShutdownProtocol::on_peer_lost(const WorkerInfo& peer) {
+  const auto [lost, first] = lost_.try_emplace(peer.id, peer.epoch);
+  if (!first && peer.epoch <= lost->second) return;
+  lost->second = peer.epoch;
+  ready_.erase(peer.id);
+  statuses_.erase(peer.id);
+  ready_sent_.erase(peer.id);
+  others_.erase(peer.id);
+  missing_.erase(peer.id);
+  ++changes_;
 }
+
+void ShutdownProtocol::on_peer_joined() { ++changes_; }
 
 // ---- time
 
@@ -94,7 +108,7 @@ ShutdownProtocol::Effects ShutdownProtocol::on_time(Time now, const View& view) 
       choose(now, view, effects);
       break;
     case Phase::following:
-      if (!answered_ && losses_ != chosen_at_) {
+      if (!answered_ && changes_ != chosen_at_) {
         choose(now, view, effects);
       } else {
         follow(now, effects);
@@ -107,7 +121,7 @@ ShutdownProtocol::Effects ShutdownProtocol::on_time(Time now, const View& view) 
 }
 
 void ShutdownProtocol::choose(Time now, const View& view, Effects& effects) {
-  chosen_at_ = view.losses;
+  chosen_at_ = view.changes;
   const WorkerId leader = *view.live.begin();
   if (leader != self_.id) {
     leader_ = leader;
@@ -117,11 +131,8 @@ void ShutdownProtocol::choose(Time now, const View& view, Effects& effects) {
     return follow(now, effects);
   }
   leader_.reset();
-  led_ = view.live;
-  led_.erase(leader);
   pause_ = kFirstPause;
-  phase_ = Phase::gathering;
-  start_waiting(now);
+  gather(now);
   lead(now, view, effects);
 }
 
@@ -131,7 +142,7 @@ void ShutdownProtocol::follow(Time now, Effects& effects) {
     effects.sends.push_back({*leader_, {Step::ready}});
     repeat_at_ = now + kRepeatInterval;
   }
-  if (losses_ != chosen_at_) {
+  if (changes_ != chosen_at_) {
     next_ = now;
     return;
   }
@@ -141,12 +152,19 @@ void ShutdownProtocol::follow(Time now, Effects& effects) {
 }
 
 void ShutdownProtocol::lead(Time now, const View& view, Effects& effects) {
-  // A worker with a lower id has come back: it leads.
-  if (phase_ == Phase::gathering && *view.live.begin() < self_.id)
-    return choose(now, view, effects);
-  others_.clear();
-  std::set_intersection(led_.begin(), led_.end(), view.live.begin(), view.live.end(),
-                        std::inserter(others_, others_.begin()));
+  if (phase_ == Phase::closing) {
+    std::erase_if(others_, [&](WorkerId id) { return !view.live.contains(id); });
+  } else {
+    // A worker with a lower id has come back: it leads.
+    if (*view.live.begin() < self_.id) return choose(now, view, effects);
+    looked_at_ = view.changes;
+    others_ = view.live;
+    others_.erase(self_.id);
+    // Another one has come back, or joined.
+    if (phase_ != Phase::gathering &&
+        !std::includes(ready_.begin(), ready_.end(), others_.begin(), others_.end()))
+      gather(now);
+  }
   if (phase_ == Phase::gathering) {
     // A worker without a connection to this one may be gone unnoticed: connecting will tell.
     if (all(
@@ -179,6 +197,12 @@ void ShutdownProtocol::lead(Time now, const View& view, Effects& effects) {
   }
 }
 
+void ShutdownProtocol::gather(Time now) {
+  phase_ = Phase::gathering;
+  previous_.clear();
+  start_waiting(now);
+}
+
 void ShutdownProtocol::begin_round(Time now, Effects& effects) {
   ++round_;
   statuses_.clear();
@@ -204,7 +228,9 @@ ShutdownProtocol::Effects ShutdownProtocol::on_sample(Time now, const Status& ow
   // Messages on a lost connection are in the sums of one side only, and to the leader both sides
   // may be live: once a worker has lost a peer, equal rounds have to suffice.
   const bool balanced = sum.sent == sum.received || lost;
-  if (busy_.empty() && balanced && statuses == previous_) {
+  // A worker that has joined since the last look is not among those that were asked.
+  const bool all_asked = changes_ == looked_at_;
+  if (busy_.empty() && balanced && all_asked && statuses == previous_) {
     send_to_all(Step::go, 0, effects);  // first: without memory, the round is looked at again
     phase_ = Phase::closing;
     effects.expect_closing = true;
@@ -261,6 +287,7 @@ void ShutdownProtocol::now_waiting(Time now, const char* what, std::set<WorkerId
 
 void ShutdownProtocol::end(std::optional<Error> error) {
   phase_ = Phase::ended;
+  waiting_.reset();
   error_ = std::move(error);
 }
 

@@ -26,8 +26,9 @@ namespace stitch::rpc {
 //
 // Two successive rounds with equal answers, no operation pending, and as many messages received as
 // sent, prove that nothing is in flight (Mattern's four counters). A worker that is lost is not
-// waited for any longer. READY, POLL and GO are repeated after a while, because they may be lost
-// with a connection.
+// waited for any longer. One that comes back, or joins, before the leader has decided on GO is
+// waited for like all others; if its id is the lowest, it leads from then on. READY, POLL and GO
+// are repeated after a while, because they may be lost with a connection.
 //
 // Why two equal rounds suffice. Assumptions about each worker that has sent READY:
 //   A1 while it is idle it sends nothing, and only a message makes it busy: the program's own
@@ -45,10 +46,17 @@ namespace stitch::rpc {
 // side only: the sums are not compared once a worker has lost a peer, and a message that is in
 // flight between two others for longer than a round is then missed.
 //
-// Who is obeyed. POLL and GO are accepted only from the worker to which this one has sent READY
-// last. A leader polls only workers whose READY it has, so POLL or GO from any other worker is not
-// a matter of timing: its connection is closed with `protocol`. From a former leader, which this
-// worker takes for lost, they are ignored. This matters because GO makes the loss of peers silent.
+// Who is obeyed. A leader polls only lives whose READY it has, so POLL or GO from a life to which
+// this worker has sent no READY is not a matter of timing: its connection is closed with
+// `protocol`. This matters because GO makes the loss of peers silent. What a life says that this
+// worker takes for lost is ignored: the loss is mutual, so it waits for nothing here. That leaves
+// former leaders that live: a worker with a lower id has come back, and they may not have heard of
+// it yet. Then
+//   - POLL is answered only to the worker to which READY went last: without an answer a former
+//     leader does not decide; once it hears of the new one, it sends it READY, too;
+//   - GO is obeyed. It was decided before its leader heard of the new one, in rounds that this
+//     worker has answered, and is never taken back: that leader closes, and waits for GONE until
+//     then. The worker that came back in that moment loses all others.
 //
 // Pure state: has no thread and no clock, sends nothing, returns what is to be done. Owned by
 // GracefulShutdown, or by a simulation. Not thread-safe.
@@ -83,8 +91,8 @@ class ShutdownProtocol {
   };
   // What its worker knew about the others at one moment.
   struct View {
-    std::uint64_t losses = 0;  // losses(), read before `live`: a loss in between must count
-    std::set<WorkerId> live;   // this worker included
+    std::uint64_t changes = 0;  // changes(), read before `live`: one in between must count
+    std::set<WorkerId> live;    // this worker included
   };
   // For what it waits, for reports.
   struct Waiting {
@@ -98,20 +106,25 @@ class ShutdownProtocol {
 
   // shutdown() was called; on_time() is to be called next.
   void begin(Time deadline);
-  // To be called at next() or later, and after on_message, on_peer_lost and on_answered. Nothing
-  // happens before begin() and after the end.
+  // To be called at next() or later, and after on_message, on_peer_lost, on_peer_joined and
+  // on_answered. Nothing happens before begin() and after the end. What it and the on_sample()
+  // after it ask to be sent is for the lives that the view was taken of.
   [[nodiscard]] Effects on_time(Time now, const View& view);
   // This worker's own status, read after the Effects that asked for it.
   [[nodiscard]] Effects on_sample(Time now, const Status& own);
   // Throws Error(protocol) for a message that is not allowed now. Also before begin() and after
   // the end.
-  [[nodiscard]] Effects on_message(WorkerId from, const Message& message);
+  [[nodiscard]] Effects on_message(const WorkerInfo& from, const Message& message);
   // GO was answered: this worker may close.
   void on_answered() { answered_ = true; }
-  // A later life of `peer` has said nothing yet.
-  void on_peer_lost(WorkerId peer);
+  // Also all lives of the worker before this one; a later one has said nothing yet. Without memory
+  // nothing has changed. After expect_closing it need not be called before a later one has joined.
+  void on_peer_lost(const WorkerInfo& peer);
+  // A worker is live that was not, or another life of one that was lost; after the views show it.
+  void on_peer_joined();
 
-  [[nodiscard]] std::uint64_t losses() const { return losses_; }
+  // How many have been lost or have joined.
+  [[nodiscard]] std::uint64_t changes() const { return changes_; }
   [[nodiscard]] Time next() const { return next_; }
   [[nodiscard]] bool ended() const { return phase_ == Phase::ended; }
   // Why it ended before all were ready to close; names the workers that were waited for.
@@ -129,10 +142,12 @@ class ShutdownProtocol {
     closing,    // until all have said GONE
     ended,
   };
-  [[nodiscard]] bool follows(WorkerId from, const char* what) const;
+  [[nodiscard]] bool is_over(const WorkerInfo& life) const;
+  void check_leads(const WorkerInfo& from, const char* what) const;
   void choose(Time now, const View& view, Effects& effects);
   void follow(Time now, Effects& effects);
   void lead(Time now, const View& view, Effects& effects);
+  void gather(Time now);
   void begin_round(Time now, Effects& effects);
   void start_waiting(Time now);
   // Whether those that are live and waited for have all arrived. Else the message to those that
@@ -153,22 +168,23 @@ class ShutdownProtocol {
   Time next_{};
   std::optional<Error> error_;
   std::optional<Waiting> waiting_;
-  std::uint64_t losses_ = 0;
+  std::uint64_t changes_ = 0;
+  std::map<WorkerId, std::uint64_t> lost_;  // the epoch of the last life that was
 
   // ---- as a follower
-  std::uint64_t chosen_at_ = 0;     // losses when the leader was chosen
-  std::set<WorkerId> ready_sent_;   // to these
+  std::uint64_t chosen_at_ = 0;     // changes when the leader was chosen
+  std::set<WorkerId> ready_sent_;   // to these, which are not lost
   std::optional<WorkerId> leader_;  // the last of those
   bool answered_ = false;           // GO
 
   // ---- as a leader
-  std::set<WorkerId> led_;      // whom it has waited for from the beginning
-  std::set<WorkerId> others_;   // those of them that are live
-  std::set<WorkerId> missing_;  // at the last look
-  Clock::duration interval_{};  // between repetitions
-  Time repeat_at_{};            // also as a follower
-  std::set<WorkerId> ready_;    // READY received from these
-  std::set<WorkerId> gone_;     // GONE likewise
+  std::uint64_t looked_at_ = 0;  // changes at the last look
+  std::set<WorkerId> others_;    // live then; from GO on those that were told
+  std::set<WorkerId> missing_;   // those of them that had not answered then
+  Clock::duration interval_{};   // between repetitions
+  Time repeat_at_{};             // also as a follower
+  std::set<WorkerId> ready_;     // READY received from these
+  std::set<WorkerId> gone_;      // GONE likewise
   bool go_sent_ = false;
   std::uint64_t round_ = 0;
   std::map<WorkerId, Status> statuses_;  // of this round

@@ -2,14 +2,31 @@
 include("${PROJECT_SOURCE_DIR}/tests/support/mutate.cmake")
 
 stitch_mutated_copy(rpc/agent/shutdown_protocol.cc tests/rpc/shutdown_mutations.h mutated_shutdown
-  [[  if (ready_sent_.contains(from)) return false;]]
-  [[  if (ready_sent_.contains(from) && !broken(Mutation::refuses_former_leaders)) return false;]]
+  [[  if (ready_sent_.contains(from.id)) return;]]
+  [[  if (ready_sent_.contains(from.id) &&
+      !(broken(Mutation::refuses_former_leaders) && leader_ != from.id))
+    return;]]
 
-  [[  chosen_at_ = view.losses;]]
-  [[  chosen_at_ = broken(Mutation::takes_an_old_view_for_a_new_one) ? losses_ : view.losses;]]
+  [[  if (is_over(from)) return effects;]]
+  [[  if (is_over(from) && !broken(Mutation::hears_former_lives)) return effects;]]
 
-  [[      if (!answered_ && losses_ != chosen_at_) {]]
-  [[      if (!answered_ && losses_ != chosen_at_ &&
+  [[      check_leads(from, "go");]]
+  [[      check_leads(from, "go");
+      if (broken(Mutation::ignores_the_go_of_former_leaders) && leader_ != from.id) return effects;]]
+
+  [[::on_peer_joined() { ++changes_; }]]
+  [[::on_peer_joined() {
+  if (!broken(Mutation::does_not_notice_joins)) ++changes_;
+}]]
+
+  [[  others_.erase(peer.id);]]
+  [[  if (!broken(Mutation::waits_for_the_lost)) others_.erase(peer.id);]]
+
+  [[  chosen_at_ = view.changes;]]
+  [[  chosen_at_ = broken(Mutation::takes_an_old_view_for_a_new_one) ? changes_ : view.changes;]]
+
+  [[      if (!answered_ && changes_ != chosen_at_) {]]
+  [[      if (!answered_ && changes_ != chosen_at_ &&
           !broken(Mutation::does_not_look_for_another_leader)) {]]
 
   [[    repeat_at_ = now + kRepeatInterval;
@@ -18,14 +35,30 @@ stitch_mutated_copy(rpc/agent/shutdown_protocol.cc tests/rpc/shutdown_mutations.
     if (broken(Mutation::does_not_repeat_ready)) repeat_at_ = Time::max();
   }]]
 
-  [[  if (losses_ != chosen_at_) {
+  [[  if (changes_ != chosen_at_) {
     next_ = now;]]
-  [[  if (losses_ != chosen_at_ && !broken(Mutation::does_not_look_for_another_leader)) {
+  [[  if (changes_ != chosen_at_ && !broken(Mutation::does_not_look_for_another_leader)) {
     next_ = now;]]
 
-  [[                        std::inserter(others_, others_.begin()));]]
-  [[                        std::inserter(others_, others_.begin()));
-  if (broken(Mutation::waits_for_the_lost)) others_ = led_;]]
+  [[{ return !view.live.contains(id); });]]
+  [[{
+      return !view.live.contains(id) && !broken(Mutation::waits_for_the_lost);
+    });]]
+
+  [[    if (*view.live.begin() < self_.id) return]]
+  [[    if (*view.live.begin() < self_.id && !broken(Mutation::goes_on_leading)) return]]
+
+  [[    others_ = view.live;]]
+  [[    if (broken(Mutation::waits_for_the_lost)) {
+      others_.insert(view.live.begin(), view.live.end());
+    } else if (broken(Mutation::waits_for_no_newcomer) && !others_.empty()) {
+      std::erase_if(others_, [&](WorkerId id) { return !view.live.contains(id); });
+    } else {
+      others_ = view.live;
+    }]]
+
+  [[    if (phase_ != Phase::gathering &&]]
+  [[    if (!broken(Mutation::polls_newcomers_at_once) && phase_ != Phase::gathering &&]]
 
   [[[this](WorkerId id) { return ready_.contains(id); }]]
   [[[this](WorkerId id) {
@@ -80,4 +113,4 @@ stitch_mutated_copy(rpc/agent/shutdown_protocol.cc tests/rpc/shutdown_mutations.
   [[ && (statuses == previous_ || broken(Mutation::is_content_with_one_round))) {]]
 
   [[  for (const auto id : missing) names.]]
-  [[  for (const auto id : broken(Mutation::names_all) ? led_ : missing) names.]])
+  [[  for (const auto id : broken(Mutation::names_all) ? others_ : missing) names.]])

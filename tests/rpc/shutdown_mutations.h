@@ -24,7 +24,13 @@ enum class Mutation {
   refuses_former_leaders,
   never_gives_up,
   names_all,
-  last = names_all,
+  hears_former_lives,
+  ignores_the_go_of_former_leaders,
+  does_not_notice_joins,
+  goes_on_leading,
+  waits_for_no_newcomer,
+  polls_newcomers_at_once,
+  last = polls_newcomers_at_once,
 };
 
 // Whether this mutation is turned on.

@@ -20,6 +20,8 @@ TEST(ShutdownSimulations, NoWorkerClosesWhileAnythingIsOnItsWayInAnyHistory) {
     all.graceful += counts.graceful;
     all.timeouts += counts.timeouts;
     all.deaths += counts.deaths;
+    all.returns += counts.returns;
+    all.lowest_returns += counts.lowest_returns;
     all.cuts += counts.cuts;
     all.rounds += counts.rounds;
     all.crossings += counts.crossings;
@@ -28,6 +30,8 @@ TEST(ShutdownSimulations, NoWorkerClosesWhileAnythingIsOnItsWayInAnyHistory) {
   EXPECT_GT(all.graceful, 50'000u);
   EXPECT_GT(all.timeouts, 15'000u);
   EXPECT_GT(all.deaths, 7'000u);
+  EXPECT_GT(all.returns, 1'500u);
+  EXPECT_GT(all.lowest_returns, 500u);
   EXPECT_GT(all.cuts, 5'000u);
   EXPECT_GT(all.rounds, 150'000u);
   EXPECT_GT(all.crossings, 0u);
