@@ -88,10 +88,11 @@ class Worker {
   // begin no calls any more (`shutting_down`); handlers and continuations do, until nothing is in
   // flight. Everything ends within the timeout (plus at most a second); throws Error(timeout)
   // naming who was waited for when it could not be graceful. A second call waits for the end of the
-  // first and does nothing else. Throws Error(invalid_argument), and the worker continues as
-  // before, on a thread that it would have to wait for: in a handler, continuation or coroutine of
-  // this worker, or, if graceful, of any worker of its world; in an inline function, an on_ready
-  // callback, a stop callback or a canceller that one of stitch's threads runs.
+  // first, within its own timeout (plus at most a second), and does nothing else; it throws
+  // Error(timeout) when the first still runs then. Throws Error(invalid_argument), and the worker
+  // continues as before, on a thread that it would have to wait for: in a handler, continuation or
+  // coroutine of this worker, or, if graceful, of any worker of its world; in an inline function,
+  // an on_ready callback, a stop callback or a canceller that one of stitch's threads runs.
   void shutdown(ShutdownOptions options = {});
 
   // Waits until all workers, or all of `names` (this worker among them), have called it. Each set

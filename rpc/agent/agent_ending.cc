@@ -6,9 +6,11 @@
 #include <new>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "stitch/base/callback_scope.h"
 #include "stitch/base/deadline.h"
+#include "stitch/base/name_list.h"
 #include "stitch/base/patience.h"
 #include "stitch/rpc/agent/agent.h"
 #include "stitch/rpc/agent/bounded_task.h"
@@ -36,10 +38,10 @@ std::optional<Error> Agent::why_not_here() const {
 std::optional<Error> Agent::shutdown(bool graceful, std::chrono::nanoseconds timeout) {
   if (forked()) return std::nullopt;
   if (auto refusal = why_not_here()) throw std::move(*refusal);
-  if (!state_.begin_shutdown()) return std::nullopt;
+  const auto deadline = base::deadline_after(timeout);
+  if (!state_.begin_shutdown()) return await_first_shutdown(deadline);
   const std::unique_ptr<AgentState, void (*)(AgentState*)> ended(
       &state_, [](AgentState* state) { state->end(); });  // also when something below throws
-  const auto deadline = base::deadline_after(timeout);
   std::optional<Error> error;
   if (graceful) {
     try {
@@ -52,6 +54,24 @@ std::optional<Error> Agent::shutdown(bool graceful, std::chrono::nanoseconds tim
   // Even past the deadline, closing has a second.
   stop_everything(std::max(deadline, Clock::now() + std::chrono::seconds(1)));
   return error;
+}
+
+std::optional<Error> Agent::await_first_shutdown(Clock::time_point deadline) {
+  constexpr std::chrono::seconds kTimeForClosing{1};  // of the first call, beyond its limit
+  const bool limited = deadline < Clock::time_point::max() - kTimeForClosing;
+  if (state_.await_end(limited ? deadline + kTimeForClosing : Clock::time_point::max()))
+    return std::nullopt;
+  std::string text = "a second shutdown of " + to_string(self_) +
+                     " has reached its time limit: the first one still ";
+  const auto waiting = graceful_shutdown_->waiting();
+  if (!waiting) {
+    text += "runs";
+  } else {
+    std::vector<std::string> names;
+    for (const WorkerId id : waiting->missing) names.push_back(to_string(peers_->find(id)));
+    text += std::string("waits for ") + waiting->what + ": " + base::join_names(names);
+  }
+  return Error(ErrorCode::timeout, text);
 }
 
 void Agent::fence(const Error& error) {

@@ -48,9 +48,15 @@ bool AgentState::fenced() const {
 bool AgentState::begin_shutdown() {
   base::MutexLock lock(mutex_);
   restricted_.store(true, std::memory_order_release);
-  if (!shutting_down_.exchange(true)) return true;
-  while (!ended_) ended_changed_.wait(mutex_);
-  return false;
+  return !shutting_down_.exchange(true);
+}
+
+bool AgentState::await_end(std::chrono::steady_clock::time_point deadline) const {
+  base::MutexLock lock(mutex_);
+  while (!ended_) {
+    if (!ended_changed_.wait_until(mutex_, deadline)) return ended_;
+  }
+  return true;
 }
 
 void AgentState::end() {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -40,8 +41,11 @@ class AgentState {
   void fence(const Error& error) STITCH_EXCLUDES(mutex_);
   // Whether it was, also once it has stopped.
   [[nodiscard]] bool fenced() const STITCH_EXCLUDES(mutex_);
-  // True for the first caller. Later ones wait for end() and get false.
+  // True for the first caller.
   [[nodiscard]] bool begin_shutdown() STITCH_EXCLUDES(mutex_);
+  // Waits for end(). False where that has not come by the deadline.
+  [[nodiscard]] bool await_end(std::chrono::steady_clock::time_point deadline) const
+      STITCH_EXCLUDES(mutex_);
   void stop() noexcept { stopped_.store(true, std::memory_order_release); }
   void end() STITCH_EXCLUDES(mutex_);
   // This worker leaves while others go on: from now on it begins none of their requests.
@@ -67,7 +71,7 @@ class AgentState {
   std::atomic<bool> stopped_{false};
   std::atomic<bool> refusing_{false};
   mutable base::Mutex mutex_;
-  base::CondVar ended_changed_;
+  mutable base::CondVar ended_changed_;
   bool ended_ STITCH_GUARDED_BY(mutex_) = false;
 };
 
