@@ -43,11 +43,12 @@ std::optional<Error> why_not_here(const std::shared_ptr<rpc::Agent>& agent, bool
 void leave(rpc::Agent& agent, ShutdownOptions options) {
   const auto began = std::chrono::steady_clock::now();
   const std::chrono::nanoseconds limit = options.timeout.value_or(agent.options().shutdown_timeout);
-  rpc::WorldExtension::of(agent).leave_by(base::deadline_after(limit));
-  // A worker that starts from here on is not to find a world that is about to end.
-  const bool all_leave = options.graceful && !agent.options().world_size.is_elastic();
-  if (!agent.stopped() &&
-      (all_leave || base::patiently([&] { return agent.live_members().size(); }) == 1))
+  const bool first = rpc::WorldExtension::of(agent).leave_by(base::deadline_after(limit));
+  // A worker that starts from here on is not to find a world that is about to end. A fixed world
+  // that is left gracefully goes on until all have agreed; see WorldExtension::on_all_leave().
+  const bool alone_decides = !options.graceful || agent.options().world_size.is_elastic();
+  if (first && alone_decides && !agent.stopped() &&
+      base::patiently([&] { return agent.live_members().size(); }) == 1)
     rpc::WorldExtension::of(agent).end_world();
   if (!agent.stopped() && options.graceful && agent.options().world_size.is_elastic()) {
     // The others are not waited for, but those that are in a gathering that has been completed here

@@ -30,14 +30,16 @@ std::shared_ptr<WorldKeeper> WorldExtension::keeper() const {
   return keeper_.lock();
 }
 
-void WorldExtension::leave_by(std::chrono::steady_clock::time_point deadline) {
+bool WorldExtension::leave_by(std::chrono::steady_clock::time_point deadline) {
   const base::MutexLock lock(mutex_);
+  if (leave_by_) return false;
   leave_by_ = deadline;
+  return true;
 }
 
 std::chrono::steady_clock::time_point WorldExtension::leaves_by() const {
   const base::MutexLock lock(mutex_);
-  return leave_by_;
+  return leave_by_.value_or(std::chrono::steady_clock::time_point::max());
 }
 
 void WorldExtension::end_world() {
@@ -59,6 +61,10 @@ void WorldExtension::on_member_left(const WorkerInfo& left) {
 
 void WorldExtension::on_member_dead(const WorkerInfo& dead, const Error&) {
   tell(leaves_, dead, LeaveReason::dead);
+}
+
+void WorldExtension::on_all_leave(std::chrono::steady_clock::time_point deadline) {
+  if (const auto kept = keeper()) kept->end_world(deadline);
 }
 
 void WorldExtension::stop() {

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <memory>
+#include <optional>
 
 #include "stitch/base/mutex.h"
 #include "stitch/rpc/agent/agent.h"
@@ -20,8 +21,9 @@ class WorldExtension final : public Extension {
 
   // To be called once, when the agent has started and its keeper shall begin.
   void keep(const std::shared_ptr<WorldKeeper>& keeper) STITCH_EXCLUDES(mutex_);
-  // This worker leaves, and has until then for it.
-  void leave_by(std::chrono::steady_clock::time_point deadline) STITCH_EXCLUDES(mutex_);
+  // This worker leaves, and has until then for it. True for the first caller; the others change
+  // nothing.
+  bool leave_by(std::chrono::steady_clock::time_point deadline) STITCH_EXCLUDES(mutex_);
   // As WorldKeeper::end_world(), within that time.
   void end_world() STITCH_EXCLUDES(mutex_);
   [[nodiscard]] Watchers& joins() noexcept { return joins_; }
@@ -32,6 +34,9 @@ class WorldExtension final : public Extension {
   void on_member_dead(const WorkerInfo& dead, const Error& reason) override STITCH_EXCLUDES(mutex_);
   // That it had joined was never said, either.
   void on_past_member(const WorkerInfo&, const Error&) override {}
+  // The world ends with that.
+  void on_all_leave(std::chrono::steady_clock::time_point deadline) override
+      STITCH_EXCLUDES(mutex_);
   void stop() override STITCH_EXCLUDES(mutex_);
 
  private:
@@ -43,8 +48,7 @@ class WorldExtension final : public Extension {
   Watchers joins_;
   Watchers leaves_;
   mutable base::Mutex mutex_;
-  std::chrono::steady_clock::time_point leave_by_ STITCH_GUARDED_BY(mutex_) =
-      std::chrono::steady_clock::time_point::max();
+  std::optional<std::chrono::steady_clock::time_point> leave_by_ STITCH_GUARDED_BY(mutex_);
   std::weak_ptr<WorldKeeper> keeper_ STITCH_GUARDED_BY(mutex_);  // the agent's end ends it
 };
 

@@ -33,9 +33,10 @@ class WorldKeeper {
   void start(const std::shared_ptr<Agent>& agent) STITCH_EXCLUDES(mutex_);
   // The members have changed. Does not block.
   void on_change() STITCH_EXCLUDES(mutex_);
-  // This worker leaves together with all others, or as the last one: nothing is to be joined any
-  // more. If it keeps the record, that is taken away before this returns, where the store answers
-  // within kStoreTimeout. Returns at `deadline` all the same.
+  // All workers of the world have agreed to leave, or this one leaves as the last one: nothing is
+  // to be joined any more. If it keeps the record, that is taken away before this returns, where
+  // the store answers within kStoreTimeout. Returns at `deadline` all the same. May be called
+  // again.
   void end_world(std::chrono::steady_clock::time_point deadline) STITCH_EXCLUDES(mutex_);
   // No new work is begun. Does not block.
   void stop() STITCH_EXCLUDES(mutex_);

@@ -8,12 +8,18 @@
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "stitch/rpc/agent/agent.h"
+#include "stitch/rpc/agent/graceful_shutdown.h"
 #include "stitch/rpc/worker.h"
+#include "stitch/rpc/world/world_record.h"
+#include "stitch/transport/store/file_store.h"
+#include "stitch/transport/store/prefix_store.h"
 
 namespace {
 
@@ -31,6 +37,15 @@ void serve() {
   serving = true;
   for (int i = 0; i < 6000 && !over; ++i) std::this_thread::sleep_for(10ms);
 }
+
+// Whether it has called shutdown, and waits for the others.
+bool is_leaving() {
+  return stitch::rpc::current_agent()->graceful_shutdown().waiting().has_value();
+}
+
+// A call from here to `other`, until `other` is told to end.
+std::optional<stitch::Future<void>> work;
+void begin_work(const std::string& other) { work = stitch::rpc_async<serve>(other); }
 
 // Calls `name` until a life of it with a higher epoch than `former` answers.
 stitch::WorkerInfo until_back(const stitch::Worker& self, const stitch::WorkerInfo& former) {
@@ -104,6 +119,38 @@ int outlive(stitch::Worker& self, const std::string& victim, const std::string& 
   return 0;
 }
 
+// The others return from main at once, and serve until all leave. `victim` is killed when they wait
+// for that, comes back, calls them and leaves.
+int come_back_to_leaving(stitch::Worker& self, const std::string& victim, const std::string& one,
+                         const std::string& other) {
+  if (self.name() != victim) return 0;
+  if (self.info().epoch == 1) {
+    for (const auto& each : {one, other}) {
+      for (int i = 0; i < 3000 && !self.rpc_sync<is_leaving>(each); ++i)
+        std::this_thread::sleep_for(10ms);  // until they have begun to leave, without an event
+    }
+    // Else they would leave without it.
+    self.rpc_sync<begin_work>(one, other);
+    die();
+  }
+  const bool both = self.rpc_sync<is_leaving>(one) && self.rpc_sync<is_leaving>(other);
+  std::printf("%s is back, epoch %d, the others %s\n", self.name().c_str(),
+              static_cast<int>(self.info().epoch), both ? "wait for it" : "do not wait");
+  self.notify<end>(other);
+  return 0;
+}
+
+// Whether the store has the record of a world.
+int say_what_is_recorded(const std::string& path) {
+  const auto store =
+      stitch::transport::make_prefix_store("stitch", stitch::transport::make_file_store(path));
+  const auto record = store->try_get(stitch::rpc::world_key::kWorld);
+  std::printf("%s\n", !record           ? "no world was recorded"
+                      : record->empty() ? "the record is gone"
+                                        : "a world is recorded");
+  return 0;
+}
+
 // A worker of an elastic world that no other calls: it tells in files `folder`/NAME when all of
 // `count` are there, in NAME-OTHER-dead of each that is gone, and in NAME-misses-one when fewer
 // than `count` are left. `end`: how it ends itself as soon
@@ -136,6 +183,7 @@ int main(int argc, char** argv) try {
   const std::string what = argc > 1 ? argv[1] : "";
   if (what == "watch" && argc > 5)
     return watch(argv[2], std::atoi(argv[3]), std::atoi(argv[4]), argv[5]);
+  if (what == "record" && argc > 2) return say_what_is_recorded(argv[2]);
   stitch::Options options{.init_timeout = 40s, .shutdown_timeout = 40s};
   // The store of the launcher is a file; here worker 0 serves one.
   if (what.starts_with("host"))
@@ -143,6 +191,10 @@ int main(int argc, char** argv) try {
   auto self = stitch::init(options);
   if (what == "restart") return outlive(self, "worker1", "worker0", "worker2");
   if (what == "host") return outlive(self, "worker0", "worker1", "worker2");
+  if (what == "worker1 among leaving")
+    return come_back_to_leaving(self, "worker1", "worker0", "worker2");
+  if (what == "worker0 among leaving")
+    return come_back_to_leaving(self, "worker0", "worker1", "worker2");
   if (what == "host twice") return outlive_rounds(self, {{"worker0"}, {"worker0"}});
   if (what == "host and another")
     return outlive_rounds(self, {{"worker2"}, {"worker0", "worker2"}});

@@ -3,6 +3,7 @@
 #include <signal.h>
 
 #include <chrono>
+#include <cstddef>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -114,6 +115,54 @@ TEST_F(AllKilled, ADeadWorldIsFollowedByANewOne) {
   EXPECT_EQ(meet_again({}),
             "worker0 has met the others, epoch 2\nworker1 has met the others, epoch 2\n");
   EXPECT_LT(steady_clock::now() - began, std::chrono::seconds(30));
+}
+
+// Three workers that meet at a file, of which one is killed while the others wait for all to leave.
+class AmongLeaving : public ::testing::Test {
+ protected:
+  std::unique_ptr<RunningCommand> start(const std::string& mode, int rank) const {
+    const std::vector<std::string> command{"env",
+                                           "STITCH_INIT_METHOD=file://" + store(),
+                                           "RANK=" + std::to_string(rank),
+                                           "WORLD_SIZE=3",
+                                           MEMBER_PROGRAM,
+                                           mode};
+    return std::make_unique<RunningCommand>(command, std::chrono::seconds(60));
+  }
+  // What it prints in its second life.
+  std::string kill_and_restart(int victim) const {
+    const std::string mode = "worker" + std::to_string(victim) + " among leaving";
+    std::vector<std::unique_ptr<RunningCommand>> workers;
+    for (int rank = 0; rank < 3; ++rank) workers.push_back(start(mode, rank));
+    auto& killed = workers[static_cast<std::size_t>(victim)];
+    EXPECT_EQ(killed->wait(), 128 + SIGKILL) << killed->err();
+    killed = start(mode, victim);
+    for (const auto& worker : workers) {
+      EXPECT_EQ(worker->wait(), 0) << worker->out() << worker->err();
+      EXPECT_FALSE(contains(worker->err(), "stitch:")) << worker->err();
+    }
+    return killed->out();
+  }
+  std::string recorded() const {
+    RunningCommand look({MEMBER_PROGRAM, "record", store()}, std::chrono::seconds(30));
+    EXPECT_EQ(look.wait(), 0) << look.err();
+    return look.out();
+  }
+
+ private:
+  std::string store() const { return (folder_.path() / "store").string(); }
+  const stitch::testing::TemporaryFolder folder_;
+};
+
+// Worker 0, which keeps the record of the world, is one of those that leave.
+TEST_F(AmongLeaving, AKilledWorkerComesBackAndTheRecordGoesWithTheLast) {
+  EXPECT_EQ(kill_and_restart(1), "worker1 is back, epoch 2, the others wait for it\n");
+  EXPECT_EQ(recorded(), "the record is gone\n");
+}
+
+TEST_F(AmongLeaving, TheKeeperOfTheRecordComesBackAndTheRecordGoesWithTheLast) {
+  EXPECT_EQ(kill_and_restart(0), "worker0 is back, epoch 2, the others wait for it\n");
+  EXPECT_EQ(recorded(), "the record is gone\n");
 }
 
 }  // namespace

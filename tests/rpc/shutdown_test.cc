@@ -192,6 +192,24 @@ TEST_F(Shutdown, ASecondCallWaitsForTheFirst) {
   EXPECT_EQ(ended, 2);
 }
 
+TEST_F(Shutdown, ASecondCallReturnsAtItsOwnLimitAndSaysWhatTheFirstWaitsFor) {
+  std::jthread first([&] { cluster[1].shutdown({.timeout = 60s}); });
+  ASSERT_TRUE(
+      eventually([&] { return cluster[1].agent()->graceful_shutdown().waiting().has_value(); }));
+  for (const bool graceful : {true, false}) {
+    const auto start = Clock::now();
+    const Error error =
+        error_of([&] { cluster[1].shutdown({.graceful = graceful, .timeout = 100ms}); });
+    EXPECT_LT(Clock::now() - start, 20s);
+    EXPECT_EQ(error.code(), ErrorCode::timeout);
+    EXPECT_STREQ(error.what(),
+                 "a second shutdown of worker \"worker1\" (id 1) has reached its time limit: the "
+                 "first one still waits for the leader of the shutdown: worker \"worker0\" (id 0)");
+  }
+  EXPECT_FALSE(cluster[1].agent()->stopped());
+  cluster[0].shutdown({.timeout = 20s});  // gracefully, and so is the first
+}
+
 std::optional<stitch::Worker> doomed;
 void destroy_the_worker() { doomed.reset(); }
 TEST(ShutdownAlone, AWorkerDestroyedByItsOwnHandlerShutsDownInTheBackground) {
@@ -476,93 +494,6 @@ TEST(ShutdownMessages, ReadyMayBeRepeated) {
   Cluster cluster(3);
   for (int i = 0; i < 3; ++i) forge(cluster[1], "worker0", Step::ready);
   EXPECT_EQ(stitch::rpc_sync<one>("worker1"), 1);
-}
-
-// A store whose host takes no bytes: a request lasts until the test ends.
-class StallingStore : public stitch::transport::Store {
- public:
-  void set(const std::string& key, const std::string& value) override {
-    pass();
-    store_->set(key, value);
-  }
-  std::string get(const std::string& key, Timeout timeout) override {
-    pass();
-    return store_->get(key, timeout);
-  }
-  std::optional<std::string> try_get(const std::string& key) override {
-    pass();
-    return store_->try_get(key);
-  }
-  void wait(const std::vector<std::string>& keys, Timeout timeout) override {
-    pass();
-    store_->wait(keys, timeout);
-  }
-  std::int64_t add(const std::string& key, std::int64_t delta) override {
-    pass();
-    return store_->add(key, delta);
-  }
-  std::string compare_and_set(const std::string& key, const std::optional<std::string>& expected,
-                              const std::string& desired) override {
-    pass();
-    return store_->compare_and_set(key, expected, desired);
-  }
-  bool erase(const std::string& key) override {
-    pass();
-    return store_->erase(key);
-  }
-  std::string describe() const override { return "a store that stalls"; }
-
-  void stall() { stalled_ = true; }
-  void go_on() { stalled_ = false; }
-  // Whether a request waits.
-  bool holds() const { return held_ > 0; }
-
- private:
-  void pass() {
-    if (!stalled_) return;
-    ++held_;
-    while (stalled_) std::this_thread::sleep_for(1ms);
-    --held_;
-  }
-  const std::shared_ptr<stitch::transport::Store> store_ = stitch::transport::make_hash_store();
-  std::atomic<bool> stalled_{false};
-  std::atomic<int> held_{0};
-};
-
-// The keeper of the world's record cannot take it away, alone in its world and with another.
-TEST(ShutdownOfAKeeper, EndsASecondAfterItsLimitWhereTheStoreDoesNotAnswer) {
-  for (const bool elastic : {false, true}) {
-    const auto store = std::make_shared<StallingStore>();
-    const auto start = [&](int rank) {
-      stitch::Options options;
-      if (elastic) {
-        options.name = "keeper";
-        options.world_size = "1:2";
-      } else {
-        options.rank = rank;
-        options.world_size = 2;
-      }
-      options.store = store;
-      return stitch::init(std::move(options));
-    };
-    std::optional<stitch::Worker> keeper, other;
-    std::thread second([&] {
-      if (!elastic) other.emplace(start(1));
-    });
-    keeper.emplace(start(0));
-    second.join();
-    store->stall();
-    EXPECT_TRUE(eventually([&] { return store->holds(); }));
-    const auto begun = Clock::now();
-    try {
-      keeper->shutdown({.timeout = 100ms});
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), ErrorCode::timeout) << error.what();
-    }
-    EXPECT_LT(Clock::now() - begun, 1800ms) << "elastic " << elastic;  // 1.1 s, and slack
-    store->go_on();
-    if (other) other->shutdown({.graceful = false});
-  }
 }
 
 }  // namespace
