@@ -1,10 +1,10 @@
 # The CUDA toolkit, for what is compiled with it: kernels, and the tests that compare stitch's own declarations with CUDA's and
 # NCCL's. Nothing of stitch links CUDA or NCCL: programs look them up when they run (transport/gpu/gpu_libraries.h).
-#   STITCH_CUDA AUTO   what needs the toolkit is built where it is found
+#   STITCH_CUDA AUTO   what needs the toolkit, or its headers alone, is built where they are found
 #               ON     it has to be there
 #               OFF    not built
-# Afterwards STITCH_CUDA_FOUND says whether toolkit and NCCL are there, STITCH_NVCC is the compiler, and the target
-# stitch_cuda_headers has the headers. The language CUDA is not enabled.
+# Afterwards STITCH_CUDA_FOUND says whether the toolkit is there and STITCH_NVCC is its compiler. The target stitch_cuda_headers has
+# CUDA's headers, stitch_nccl_headers NCCL's: each is there where they are. NCCL's are for tests alone. The language CUDA is not enabled.
 set(STITCH_CUDA "AUTO" CACHE STRING "what needs the CUDA toolkit: AUTO, ON or OFF")
 set_property(CACHE STITCH_CUDA PROPERTY STRINGS AUTO ON OFF)
 if(NOT STITCH_CUDA MATCHES "^(AUTO|ON|OFF)$")
@@ -35,24 +35,32 @@ find_path(STITCH_NCCL_INCLUDE_DIR nccl.h HINTS ${stitch_cuda_hints} "$ENV{NCCL_R
 mark_as_advanced(STITCH_NVCC STITCH_CUDA_INCLUDE_DIR STITCH_NCCL_INCLUDE_DIR)
 if(NOT STITCH_CUDA_INCLUDE_DIR)
   list(APPEND stitch_cuda_missing "the header cuda_runtime_api.h")
+else()
+  add_library(stitch_cuda_headers INTERFACE)
+  target_include_directories(stitch_cuda_headers SYSTEM INTERFACE "${STITCH_CUDA_INCLUDE_DIR}")
 endif()
-if(NOT STITCH_NCCL_INCLUDE_DIR)
-  list(APPEND stitch_cuda_missing "the header nccl.h")
+set(stitch_nccl_text "no header nccl.h: NCCL's declarations are not compared with stitch's")
+if(STITCH_NCCL_INCLUDE_DIR)
+  file(STRINGS "${STITCH_NCCL_INCLUDE_DIR}/nccl.h" stitch_nccl_version REGEX "^#define NCCL_(MAJOR|MINOR|PATCH) ")
+  string(REGEX MATCHALL "[0-9]+" stitch_nccl_version "${stitch_nccl_version}")
+  list(JOIN stitch_nccl_version "." stitch_nccl_version)
+  set(stitch_nccl_text "NCCL ${stitch_nccl_version}")
+  add_library(stitch_nccl_headers INTERFACE)
+  target_include_directories(stitch_nccl_headers SYSTEM INTERFACE "${STITCH_NCCL_INCLUDE_DIR}")
 endif()
 if(stitch_cuda_missing)
-  list(JOIN stitch_cuda_missing ", " stitch_cuda_missing)
   if(STITCH_CUDA STREQUAL "ON")
+    list(JOIN stitch_cuda_missing ", " stitch_cuda_missing)
     message(FATAL_ERROR "STITCH_CUDA is ON, but this is missing: ${stitch_cuda_missing}. "
       "Install CUDA 13.0 and NCCL 2.28, or name their folder in CUDAToolkit_ROOT (NCCL's in NCCL_ROOT).")
   endif()
+  if(NOT STITCH_NCCL_INCLUDE_DIR)
+    list(APPEND stitch_cuda_missing "the header nccl.h")
+  endif()
+  list(JOIN stitch_cuda_missing ", " stitch_cuda_missing)
   message(STATUS "CUDA: not used to build, missing: ${stitch_cuda_missing}")
   return()
 endif()
 
 set(STITCH_CUDA_FOUND TRUE)
-file(STRINGS "${STITCH_NCCL_INCLUDE_DIR}/nccl.h" stitch_nccl_version REGEX "^#define NCCL_(MAJOR|MINOR|PATCH) ")
-string(REGEX MATCHALL "[0-9]+" stitch_nccl_version "${stitch_nccl_version}")
-list(JOIN stitch_nccl_version "." STITCH_NCCL_VERSION)
-add_library(stitch_cuda_headers INTERFACE)
-target_include_directories(stitch_cuda_headers SYSTEM INTERFACE "${STITCH_CUDA_INCLUDE_DIR}" "${STITCH_NCCL_INCLUDE_DIR}")
-message(STATUS "CUDA ${STITCH_CUDA_VERSION}, NCCL ${STITCH_NCCL_VERSION}: ${STITCH_CUDA_INCLUDE_DIR}")
+message(STATUS "CUDA ${STITCH_CUDA_VERSION}, ${stitch_nccl_text}: ${STITCH_CUDA_INCLUDE_DIR}")

@@ -1,6 +1,7 @@
 # cmake --install puts libraries, headers, stitch-run and the package files in place; a program then says
 #   find_package(stitch REQUIRED)
 #   target_link_libraries(app PRIVATE stitch::stitch)
+# or, where it uses devices, find_package(stitch REQUIRED COMPONENTS torch_cuda) and stitch::torch_cuda besides.
 include(CMakePackageConfigHelpers)
 set(stitch_package_dir "${CMAKE_INSTALL_LIBDIR}/cmake/stitch")
 
@@ -20,7 +21,16 @@ if(TARGET stitch-bench)
   install(TARGETS stitch-bench RUNTIME DESTINATION "${CMAKE_INSTALL_BINDIR}")
 endif()
 
-configure_package_config_file(cmake/stitchConfig.cmake.in "${CMAKE_CURRENT_BINARY_DIR}/stitchConfig.cmake" INSTALL_DESTINATION "${stitch_package_dir}")
+# stitchConfig.cmake makes the target stitch::torch_cuda of it, with the libraries of the torch that it finds.
+set(STITCH_TORCH_CUDA_INSTALLED FALSE)
+set(stitch_bridge_object "${CMAKE_INSTALL_LIBDIR}/stitch_torch_cuda_bridge.o")
+if(TARGET stitch_torch_cuda_bridge AND STITCH_C10_CUDA_LIBRARY AND STITCH_TORCH_CUDA_LIBRARY)
+  set(STITCH_TORCH_CUDA_INSTALLED TRUE)
+  install(FILES "$<TARGET_OBJECTS:stitch_torch_cuda_bridge>" DESTINATION "${CMAKE_INSTALL_LIBDIR}" RENAME stitch_torch_cuda_bridge.o)
+endif()
+
+configure_package_config_file(cmake/stitchConfig.cmake.in "${CMAKE_CURRENT_BINARY_DIR}/stitchConfig.cmake"
+  INSTALL_DESTINATION "${stitch_package_dir}" PATH_VARS stitch_bridge_object)
 write_basic_package_version_file("${CMAKE_CURRENT_BINARY_DIR}/stitchConfigVersion.cmake" COMPATIBILITY SameMinorVersion)
 install(FILES
   "${CMAKE_CURRENT_BINARY_DIR}/stitchConfig.cmake"

@@ -36,4 +36,31 @@ step("${prefix}/${BINDIR}/stitch-run" -n 2 --timeout 60 "${WORK_DIR}/build/consu
 if(NOT output MATCHES "\\[worker0\\]  2\n\\[worker0\\]  2\n")
   message(FATAL_ERROR "the sum of two tensors of ones is missing in the output:\n${output}")
 endif()
+
+# The component for programs that use devices (TORCH_CUDA: this build has it): its target names files that are there, or it is
+# said why there is none.
+file(WRITE "${WORK_DIR}/devices/CMakeLists.txt" "cmake_minimum_required(VERSION 3.25)
+project(devices LANGUAGES CXX)
+find_package(stitch REQUIRED COMPONENTS torch_cuda)
+get_target_property(linked stitch::torch_cuda INTERFACE_LINK_LIBRARIES)
+get_target_property(bridge stitch::torch_cuda_bridge IMPORTED_OBJECTS)
+set(files \"\")
+foreach(each IN LISTS bridge linked)
+  if(IS_ABSOLUTE \"\${each}\" AND EXISTS \"\${each}\")
+    get_filename_component(name \"\${each}\" NAME)
+    list(APPEND files \"\${name}\")
+  endif()
+endforeach()
+message(STATUS \"links \${files}.\")
+")
+execute_process(COMMAND "${CMAKE_COMMAND}" -S "${WORK_DIR}/devices" -B "${WORK_DIR}/devices/build" -G Ninja
+  "-DCMAKE_CXX_COMPILER=${CXX_COMPILER}" "-DCMAKE_PREFIX_PATH=${prefix}"
+  RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE output)
+string(REGEX REPLACE "[ \n]+" " " output "${output}")
+if(TORCH_CUDA AND (NOT result EQUAL 0 OR NOT output MATCHES "links stitch_torch_cuda_bridge.o;libtorch_cuda.so;libc10_cuda.so\\."))
+  message(FATAL_ERROR "the component torch_cuda is not usable (${result}): ${output}")
+endif()
+if(NOT TORCH_CUDA AND (result EQUAL 0 OR NOT output MATCHES "there is no component torch_cuda, .* this stitch was built without CUDA's header"))
+  message(FATAL_ERROR "it is not said that there is no component torch_cuda (${result}): ${output}")
+endif()
 file(REMOVE_RECURSE "${WORK_DIR}")
