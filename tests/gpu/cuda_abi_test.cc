@@ -23,6 +23,8 @@ static_assert(static_cast<int>(cuda::kSuccess) == cudaSuccess);
 static_assert(static_cast<int>(cuda::kInvalidValue) == cudaErrorInvalidValue);
 static_assert(static_cast<int>(cuda::kOutOfMemory) == cudaErrorMemoryAllocation);
 static_assert(static_cast<int>(cuda::kNoDevice) == cudaErrorNoDevice);
+static_assert(static_cast<int>(cuda::kInvalidDevice) == cudaErrorInvalidDevice);
+static_assert(static_cast<int>(cuda::kNotSupported) == cudaErrorNotSupported);
 static_assert(static_cast<int>(cuda::kInsufficientDriver) == cudaErrorInsufficientDriver);
 static_assert(static_cast<int>(cuda::kNotReady) == cudaErrorNotReady);
 static_assert(static_cast<int>(cuda::kPeerAccessAlreadyEnabled) ==

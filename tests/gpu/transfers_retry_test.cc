@@ -82,6 +82,29 @@ TEST(Retry, ProcessesThatAreRefusedSharedMemoryAreOfferedItAgain) {
   }
 }
 
+// To allocate and to free wait for the device, on the lane that serves all transfers of it.
+TEST(Retry, WhatIsRefusedMemoryForOtherProcessesAllocatesItOnce) {
+  TransfersWorld world({.adjust = with_short_pauses});
+  for (int i = 0; i < 3; ++i) world.gpu.inject(0, "ipc_get_mem_handle", cuda::kInvalidValue);
+  world.await_path(0, 1, 1, 1, Path::ipc);
+  EXPECT_EQ(failures(world, 0, 1, Path::ipc), 3U);
+  EXPECT_EQ(world.gpu.calls("ipc_get_mem_handle", 0), 4U);
+  const auto sent =
+      world.count(0, 1, Path::ipc, true).messages + world.count(0, 1, Path::staging, true).messages;
+  EXPECT_EQ(world.gpu.calls("malloc", 0), sent + 1);  // the test allocates for each
+}
+
+TEST(Retry, ADeviceThatCannotShareItsMemoryIsAskedOnce) {
+  TransfersWorld world({.workers = 3, .gpu = {.ipc = false}, .adjust = with_short_pauses});
+  constexpr int kTransfers = 30;
+  for (int i = 0; i < kTransfers; ++i) {
+    for (const std::size_t to : {1U, 2U}) world.expect_arrival(0, 1, to, 1, 3000, 'a');
+  }
+  EXPECT_EQ(world.gpu.calls("ipc_get_mem_handle", 0), 1U);
+  EXPECT_EQ(world.gpu.calls("malloc", 0), 2U * kTransfers + 1);
+  EXPECT_EQ(failures(world, 0, 1, Path::ipc) + failures(world, 0, 2, Path::ipc), 1U);
+}
+
 TEST(Retry, APathThatIsRefusedIsNotTriedBeforeItsPauseIsOver) {
   TransfersWorld world({.gpu = {.ipc = false}, .adjust = with_long_pauses});
   for (int i = 0; i < 3; ++i) world.expect_arrival(0, 1, 1, 1, 3000, 'a');

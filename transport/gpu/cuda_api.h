@@ -15,11 +15,13 @@ enum Status : int {
   kInvalidValue = 1,
   kOutOfMemory = 2,
   kNoDevice = 100,
+  kInvalidDevice = 101,
   kInsufficientDriver = 35,
   kNotReady = 600,
   kPeerAccessAlreadyEnabled = 704,
   kIllegalAddress = 700,
   kLaunchFailure = 719,
+  kNotSupported = 801,
 };
 struct StreamTag;
 struct EventTag;

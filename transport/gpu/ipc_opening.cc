@@ -22,7 +22,7 @@ bool unmap(const CudaApi& cuda, void* memory) {
 }  // namespace
 
 PathState DeviceTransfers::Impl::ipc_state(Lane& lane, PeerId peer, std::uint32_t to_device) const {
-  if (!options_.use_ipc) return PathState::closed;
+  if (!options_.use_ipc || lane.outbox().unsupported()) return PathState::closed;
   // While peers hold all slots and do not give them back, none is waited for.
   if (lane.outbox().all_lent_since(Clock::now() - options_.stall_timeout)) return PathState::closed;
   const auto at = ipc_out_.find({peer, static_cast<std::uint32_t>(lane.device()), to_device});

@@ -6,24 +6,32 @@
 namespace stitch::transport::gpu {
 
 cuda::Status IpcOutbox::prepare(cuda::Stream stream) {
-  if (memory_ != nullptr) return cuda::kSuccess;
-  void* memory = nullptr;
-  cuda::Status status = cuda_.malloc(&memory, kPatternAt + kPatternBytes);
-  if (status != cuda::kSuccess) return status;
-  status = cuda_.ipc_get_mem_handle(&handle_, memory);
+  if (unsupported()) return refused_;
+  if (prepared_) return cuda::kSuccess;
+  cuda::Status status = cuda::kSuccess;
+  if (memory_ == nullptr) {
+    void* memory = nullptr;
+    status = cuda_.malloc(&memory, kPatternAt + kPatternBytes);
+    if (status != cuda::kSuccess) return status;
+    memory_ = static_cast<std::byte*>(memory);
+  }
+  status = cuda_.ipc_get_mem_handle(&handle_, memory_);
+  if (status == cuda::kNotSupported || status == cuda::kInvalidDevice) {
+    refused_ = status;
+    (void)cuda_.free(memory_);
+    memory_ = nullptr;
+    return status;
+  }
   if (status == cuda::kSuccess && pattern_ == nullptr)
     status = cuda_.host_alloc(&pattern_, kPatternBytes, cuda::kHostAllocPortable);
   if (status == cuda::kSuccess) {
     auto* const bytes = static_cast<unsigned char*>(pattern_);
     for (std::size_t i = 0; i < kPatternBytes; ++i) bytes[i] = pattern(i);
-    status = cuda_.memcpy_async(static_cast<std::byte*>(memory) + kPatternAt, pattern_,
-                                kPatternBytes, cuda::kHostToDevice, stream);
+    status = cuda_.memcpy_async(memory_ + kPatternAt, pattern_, kPatternBytes, cuda::kHostToDevice,
+                                stream);
   }
-  if (status != cuda::kSuccess) {
-    (void)cuda_.free(memory);
-    return status;
-  }
-  memory_ = static_cast<std::byte*>(memory);
+  if (status != cuda::kSuccess) return status;
+  prepared_ = true;
   for (int i = static_cast<int>(kSlots); i > 0; --i) free_.push_back(i - 1);
   return cuda::kSuccess;
 }
@@ -65,6 +73,7 @@ void IpcOutbox::free_memory() {
   // Freed memory that another process has mapped is undefined: then it stays until this one ends.
   if (memory_ != nullptr && users_ == 0) (void)cuda_.free(memory_);
   memory_ = nullptr;
+  prepared_ = false;
 }
 
 }  // namespace stitch::transport::gpu

@@ -16,7 +16,8 @@ namespace stitch::transport::gpu {
 // Slots of device memory that other processes on the same GPU map: the bytes of transfers to them
 // are copied into a slot here and out of it there. Behind the slots lies a pattern that does not
 // change, by which a process that has mapped the memory sees that it reads the right one. The
-// memory is allocated when first asked for. Owned by a Lane; used on its thread.
+// memory is allocated when first asked for, and kept where it cannot be offered: another attempt
+// neither allocates nor frees, which waits for the device. Owned by a Lane; used on its thread.
 class IpcOutbox {
  public:
   static constexpr std::size_t kSlotBytes = std::size_t{8} << 20;
@@ -36,6 +37,8 @@ class IpcOutbox {
   }
   // Allocates the memory and queues the writing of its pattern on `stream`, the first time.
   [[nodiscard]] cuda::Status prepare(cuda::Stream stream);
+  // CUDA has said that it cannot share memory of this device at all: it is not asked again.
+  [[nodiscard]] bool unsupported() const noexcept { return refused_ != cuda::kSuccess; }
   [[nodiscard]] const cuda::IpcMemHandle& handle() const noexcept { return handle_; }
   // Calls `taken` with a slot, now or when one is given back; in the order of the calls.
   // REQUIRES: prepare() has succeeded.
@@ -58,6 +61,8 @@ class IpcOutbox {
 
   const CudaApi& cuda_;
   std::byte* memory_ = nullptr;
+  bool prepared_ = false;
+  cuda::Status refused_ = cuda::kSuccess;
   void* pattern_ = nullptr;  // pinned
   cuda::IpcMemHandle handle_{};
   int users_ = 0;

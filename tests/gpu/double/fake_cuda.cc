@@ -386,7 +386,7 @@ constexpr std::uint64_t kHandleMark = 0x1bcfa4e5ULL;
 }
 
 Status FakeCuda::ipc_get_mem_handle(Caller& caller, cuda::IpcMemHandle* handle, void* memory) {
-  if (!machine_.options.ipc) return static_cast<Status>(801);  // not supported
+  if (!machine_.options.ipc) return cuda::kNotSupported;
   const FakeMemory::Place place = machine_.memory.find(memory);
   if (place.block < 0 || place.kind != FakeMemory::Kind::device || !place.live || place.mapped ||
       place.process != caller.process) {
@@ -410,7 +410,7 @@ Status FakeCuda::ipc_get_mem_handle(Caller& caller, cuda::IpcMemHandle* handle, 
 Status FakeCuda::ipc_open_mem_handle(Caller& caller, void** memory, cuda::IpcMemHandle handle,
                                      unsigned flags) {
   *memory = nullptr;
-  if (!machine_.options.ipc) return static_cast<Status>(801);
+  if (!machine_.options.ipc) return cuda::kNotSupported;
   std::uint64_t words[8];
   std::memcpy(words, handle.reserved, sizeof(words));
   const FakeMemory::Arena arena{static_cast<std::int64_t>(words[3]),
@@ -484,6 +484,10 @@ const char* FakeCuda::get_error_string(Caller&, Status status) {
       return "out of memory";
     case cuda::kNoDevice:
       return "no CUDA-capable device is detected";
+    case cuda::kInvalidDevice:
+      return "invalid device ordinal";
+    case cuda::kNotSupported:
+      return "operation not supported";
     case cuda::kInsufficientDriver:
       return "CUDA driver version is insufficient";
     case cuda::kNotReady:
