@@ -35,6 +35,8 @@ TEST(PathChoice, FollowsTheTable) {
     PathChoice expected;
   };
   const PathChoice staging;
+  PathChoice by_versions;
+  by_versions.versions_differ = true;
   const Row rows[] = {
       {"no bytes", end(1, 2, 'b', 1), S::open, S::open, 0, staging},
       {"same process, same device", here, S::closed, S::closed, 1, {Path::local}},
@@ -60,8 +62,9 @@ TEST(PathChoice, FollowsTheTable) {
       {"other host, open", end(2, 2, 'b', 0), S::untried, S::open, 1, {Path::nccl}},
       {"other host, equal UUID", end(2, 2, 'a', 0), S::untried, S::open, 1, {Path::nccl}},
       {"other host, same process number", end(2, 1, 'b', 0), S::open, S::open, 1, {Path::nccl}},
-      {"no NCCL there", end(1, 2, 'b', 0, 0), S::open, S::untried, 1, staging},
-      {"other NCCL there", end(1, 2, 'b', 0, 22703), S::open, S::untried, 1, staging},
+      {"no NCCL there", end(1, 2, 'b', 0, 0), S::open, S::untried, 1, by_versions},
+      {"other NCCL there", end(1, 2, 'b', 0, 22703), S::open, S::untried, 1, by_versions},
+      {"no NCCL there and not wanted", end(1, 2, 'a', 0, 0), S::open, S::untried, 1, staging},
       {"other patch of NCCL there", end(1, 2, 'b', 0, 22803), S::open, S::open, 1, {Path::nccl}},
   };
   for (const Row& row : rows) {
@@ -69,6 +72,7 @@ TEST(PathChoice, FollowsTheTable) {
     EXPECT_EQ(choice.path, row.expected.path) << row.what;
     EXPECT_EQ(choice.open_nccl, row.expected.open_nccl) << row.what;
     EXPECT_EQ(choice.test_peer, row.expected.test_peer) << row.what;
+    EXPECT_EQ(choice.versions_differ, row.expected.versions_differ) << row.what;
   }
 }
 

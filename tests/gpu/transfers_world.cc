@@ -123,6 +123,7 @@ TransfersWorld::TransfersWorld(Options options)
   for (std::size_t i = processes_.size(); i < options.workers; ++i) {
     processes_.push_back(static_cast<int>(i));
   }
+  for (const auto& [of, version] : options.nccl_versions) gpu.set_nccl_version(of, version);
   for (std::size_t i = 0; i < options.workers; ++i) {
     auto& lanes = lanes_[process(i)];
     if (lanes == nullptr) lanes = std::make_shared<Lanes>(cuda(i), &gpu.nccl(process(i)));
@@ -142,6 +143,10 @@ TransfersWorld::TransfersWorld(Options options)
         }
       });
     };
+    of_worker.say = [this, i](PeerId peer, const std::string& text) {
+      const std::lock_guard lock(mutex_);
+      said_[{i, peer}].push_back(text);
+    };
     if (options.adjust) options.adjust(i, of_worker);
     transfers.push_back(std::make_unique<DeviceTransfers>(std::move(of_worker)));
   }
@@ -159,6 +164,11 @@ void TransfersWorld::end() {
     EXPECT_EQ(protocol_error, "");
   }
   EXPECT_EQ(gpu.open_communicators(), 0U);
+}
+
+std::vector<std::string> TransfersWorld::said(std::size_t worker, std::size_t peer) {
+  const std::lock_guard lock(mutex_);
+  return said_[{worker, peer}];
 }
 
 std::string TransfersWorld::take_protocol_error() {

@@ -101,6 +101,7 @@ class TransfersWorld {
     std::size_t workers = 2;
     std::vector<int> processes = {};  // by worker; those with equal numbers share lanes
     FakeGpu::Options gpu = {};
+    std::map<int, int> nccl_versions = {};  // by process, where it is another than the machine's
     std::chrono::microseconds max_delay{200};
     std::function<void(std::size_t worker, DeviceTransfers::Options&)> adjust = nullptr;
   };
@@ -140,6 +141,8 @@ class TransfersWorld {
   std::vector<std::shared_ptr<void>> acknowledgments;
   std::vector<std::unique_ptr<DeviceTransfers>> transfers;
   std::unique_ptr<TestNetwork> network;
+  // What a worker has said of the paths to a peer.
+  [[nodiscard]] std::vector<std::string> said(std::size_t worker, std::size_t peer);
   std::string protocol_error;  // of any worker; guarded by mutex_
   [[nodiscard]] std::string take_protocol_error();
   // One that may come at any time, also after the last look.
@@ -159,6 +162,7 @@ class TransfersWorld {
   std::vector<int> processes_;
   std::map<int, std::shared_ptr<Lanes>> lanes_;
   std::vector<bool> closed_;
+  std::map<std::pair<std::size_t, std::size_t>, std::vector<std::string>> said_;
 };
 
 }  // namespace stitch::transport::gpu::test

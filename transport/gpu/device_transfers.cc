@@ -131,9 +131,7 @@ void DeviceTransfers::Impl::send(TransferId id, PeerId to, int to_device, Device
     greet = !refused && !std::exchange(peer.hello_sent, true);
   }
   if (greet) {
-    send_frame(to,
-               encode(HelloFrame{uid_, options_.identity,
-                                 options_.use_nccl ? lanes_.nccl_version() : 0, lanes_.uuids()}));
+    send_frame(to, encode(HelloFrame{uid_, options_.identity, own_nccl(), lanes_.uuids()}));
   }
   start_watching();
   lane.post(on_lane(transfer, [self = shared_from_this(), transfer, refused = std::move(refused)] {

@@ -71,12 +71,18 @@ class DeviceTransfers {
   // the loss of the peer.
   using SendFrame = std::function<void(PeerId to, base::Bytes frame)>;
 
+  // Says once for each peer, and each reason of a kind, why a better path is not used: "NCCL is not
+  // used, pinned memory is: ...". Called on a thread of transfers, under no lock.
+  using Say = std::function<void(PeerId peer, const std::string& text)>;
+
   static constexpr std::size_t kMaxFrameBytes = (std::size_t{2} << 20) + 256;
 
   struct Options {
     PeerId self = 0;
     std::shared_ptr<Lanes> lanes;  // of this process: all its workers share them
     SendFrame send_frame;
+    Say say = nullptr;        // null: it is only counted
+    std::string why_no_nccl;  // where there is none
     // What tells processes and hosts apart; this_process() but for tests of several in one.
     ProcessIdentity identity = this_process();
     bool use_nccl = true;  // where the library is there
@@ -155,6 +161,9 @@ class DeviceTransfers {
   struct Counters {
     std::vector<PathCount> paths;  // of completed transfers
     std::vector<PathFailures> failures;
+    int nccl_version = 0;  // as this worker tells it to others; 0: it uses none
+    std::vector<std::pair<PeerId, int>> peers_nccl;  // what they have told
+    std::vector<int> without_nccl;                   // devices, after an abort that hung
     std::size_t paused = 0;      // pairs of devices whose path is not to be tried yet
     std::uint64_t silences = 0;  // of peers, that ended transfers
     std::uint64_t breaks = 0;    // of communicators

@@ -5,11 +5,13 @@
 #include <chrono>
 #include <cstdint>
 #include <exception>
+#include <initializer_list>
 #include <map>
 #include <memory>
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -185,6 +187,7 @@ class DeviceTransfers::Impl : public std::enable_shared_from_this<Impl> {
     // Transfers that it announced and that receive() did not ask for, and those that were refused
     // before they were announced.
     std::size_t unasked = 0;
+    unsigned said = 0;               // reasons that were said, by bit
     std::size_t unacknowledged = 0;  // transfers that have arrived and were not dealt with yet
     // Once watch_peers() has seen that transfers with it are under way: when it was last told so.
     std::optional<Clock::time_point> told;
@@ -256,7 +259,14 @@ class DeviceTransfers::Impl : public std::enable_shared_from_this<Impl> {
   // The path of a transfer of this end has brought its bytes.
   void path_worked(const Outgoing& transfer) STITCH_REQUIRES(mutex_);
   // A path of this device has been refused, or has broken.
-  void path_failed(PeerId peer, int device, Path path) STITCH_REQUIRES(mutex_);
+  void path_failed(PeerId peer, int device, Path path, const char* why) STITCH_REQUIRES(mutex_);
+  // Once for each peer and kind of reason: a path by its number, or one of these.
+  static constexpr unsigned kVersions = kPaths;
+  static constexpr unsigned kQuarantine = kPaths + 1;
+  void say_versions(PeerId peer, int theirs) STITCH_REQUIRES(mutex_);
+  void say(PeerId peer, unsigned reason, std::initializer_list<std::string_view> parts) noexcept
+      STITCH_REQUIRES(mutex_);
+  [[nodiscard]] int own_nccl() const { return options_.use_nccl ? lanes_.nccl_version() : 0; }
 
   // --- transfer_events.cc ---
   void begin(const OutgoingPtr& transfer);  // lane: its bytes are there
@@ -301,14 +311,15 @@ class DeviceTransfers::Impl : public std::enable_shared_from_this<Impl> {
   // Lane. Whether the destination has taken the memory itself.
   [[nodiscard]] bool adopt(const IncomingPtr& transfer, const Lanes::LocalSource& source);
   void test_peer_copies(PeerId to, int source, int destination);
-  void peer_copies_failed(PeerId peer, int device, int source, int destination);
+  void peer_copies_failed(PeerId peer, int device, int source, int destination, const char* why);
 
   // --- ipc_opening.cc ---
   using IpcKey = std::tuple<PeerId, std::uint32_t, std::uint32_t>;  // with source, destination
   [[nodiscard]] PathState ipc_state(Lane& lane, PeerId peer, std::uint32_t to_device) const
       STITCH_REQUIRES(mutex_);
   void open_ipc(Lane& lane, PeerId peer, std::uint32_t to_device);
-  void ipc_failed(const IpcKey& key) STITCH_REQUIRES(mutex_);  // source: refused or broken
+  // Source: it was refused, or broke.
+  void ipc_failed(const IpcKey& key, const char* why) STITCH_REQUIRES(mutex_);
   void on_ipc_offer(PeerId from, const IpcOfferFrame& frame);
   void map_ipc(Lane& lane, PeerId from, const IpcOfferFrame& frame);
   void on_ipc_ready(PeerId from, const IpcReadyFrame& frame);

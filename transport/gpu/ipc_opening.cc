@@ -46,9 +46,9 @@ void DeviceTransfers::Impl::open_ipc(Lane& lane, PeerId peer, std::uint32_t to_d
   }
   const cuda::Status status = lane.outbox().prepare(lane.copies_out());
   if (status != cuda::kSuccess) {
-    (void)lane.error_of(status, "memory for other processes");
+    const Error why = lane.error_of(status, "memory for other processes");
     const base::MutexLock lock(mutex_);
-    return ipc_failed({peer, device, to_device});
+    return ipc_failed({peer, device, to_device}, why.what());
   }
   lane.outbox().add_user();
   lane.when_done(lane.copies_out(), [self = shared_from_this(), &lane, peer, pair](cuda::Status) {
@@ -59,17 +59,18 @@ void DeviceTransfers::Impl::open_ipc(Lane& lane, PeerId peer, std::uint32_t to_d
     } catch (...) {  // without memory for it; it is offered again
       lane.outbox().remove_user();
       const base::MutexLock lock(self->mutex_);
-      self->ipc_failed({peer, pair.source_device, pair.destination_device});
+      self->ipc_failed({peer, pair.source_device, pair.destination_device},
+                       "no memory for a frame");
     }
   });
 }
 
-void DeviceTransfers::Impl::ipc_failed(const IpcKey& key) {
+void DeviceTransfers::Impl::ipc_failed(const IpcKey& key, const char* why) {
   IpcOut& memory = ipc_out_[key];
   memory.state = PathState::closed;
   memory.mapped = false;
   memory.pause.failure(options_.reopen_backoff);
-  path_failed(std::get<0>(key), static_cast<int>(std::get<1>(key)), Path::ipc);
+  path_failed(std::get<0>(key), static_cast<int>(std::get<1>(key)), Path::ipc, why);
 }
 
 void DeviceTransfers::Impl::on_ipc_offer(PeerId from, const IpcOfferFrame& frame) {
@@ -161,7 +162,7 @@ void DeviceTransfers::Impl::on_ipc_ready(PeerId from, const IpcReadyFrame& frame
       throw Error(ErrorCode::protocol, "IPC_READY frame for memory that was not offered");
     }
     if (frame.failed != 0) {
-      ipc_failed(key);
+      ipc_failed(key, frame.text.c_str());
     } else {
       at->second.state = PathState::open;
       at->second.mapped = true;
@@ -177,7 +178,7 @@ void DeviceTransfers::Impl::on_ipc_closed(PeerId from, const IpcClosedFrame& fra
     const auto at = ipc_out_.find(key);
     if (at == ipc_out_.end() || !at->second.mapped) return;
     if (frame.failed != 0) {
-      ipc_failed(key);
+      ipc_failed(key, frame.text.c_str());
     } else {
       at->second.state = PathState::closed;
       at->second.mapped = false;

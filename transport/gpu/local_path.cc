@@ -120,7 +120,7 @@ void DeviceTransfers::Impl::start_local(const IncomingPtr& transfer, std::uint64
                        from = source->device](cuda::Status why) {
     const Error error = lane.error_of(why, "bytes cannot be copied to it");
     if (from == lane.device() || lane.failure()) return self->finish(transfer, error);
-    self->peer_copies_failed(transfer->from, lane.device(), from, lane.device());
+    self->peer_copies_failed(transfer->from, lane.device(), from, lane.device(), error.what());
     self->retry(transfer);
   };
   if (status != cuda::kSuccess) return failed(status);
@@ -132,11 +132,11 @@ void DeviceTransfers::Impl::start_local(const IncomingPtr& transfer, std::uint64
                  }));
 }
 
-void DeviceTransfers::Impl::peer_copies_failed(PeerId peer, int device, int source,
-                                               int destination) {
+void DeviceTransfers::Impl::peer_copies_failed(PeerId peer, int device, int source, int destination,
+                                               const char* why) {
   if (!lanes_.peer_failed(source, destination, options_.reopen_backoff)) return;
   const base::MutexLock lock(mutex_);
-  path_failed(peer, device, Path::peer);
+  path_failed(peer, device, Path::peer, why);
 }
 
 // Lane of the source. Its memory is allocated and freed there: on the destination's lane that could
@@ -149,8 +149,8 @@ void DeviceTransfers::Impl::test_peer_copies(PeerId to, int source, int destinat
   void* memory = nullptr;
   const cuda::Status allocated = cuda.malloc(&memory, PeerCopyTest::kBytes);
   if (allocated != cuda::kSuccess) {
-    (void)own.error_of(allocated, "peer copies cannot be tested");
-    return peer_copies_failed(to, source, source, destination);
+    const Error why = own.error_of(allocated, "peer copies cannot be tested");
+    return peer_copies_failed(to, source, source, destination, why.what());
   }
   const auto over = std::make_shared<std::atomic<bool>>(false);
   own.watch([&cuda, memory, over] {
@@ -163,13 +163,20 @@ void DeviceTransfers::Impl::test_peer_copies(PeerId to, int source, int destinat
   lane.post([self = shared_from_this(), &lane, to, source, memory, destination, in_use] {
     auto test = std::make_shared<PeerCopyTest>(self->lanes_.cuda(), source, memory, destination);
     const cuda::Status started = test->start(lane.copies_in());
-    if (started != cuda::kSuccess) (void)lane.error_of(started, "peer copies cannot be tested");
-    lane.when_done(lane.copies_in(),
-                   [self, test, in_use, started, to, source, destination](cuda::Status done) {
-                     if (started == cuda::kSuccess && done == cuda::kSuccess && test->passed())
-                       return self->lanes_.set_peer_state(source, destination, PathState::open);
-                     self->peer_copies_failed(to, source, source, destination);
-                   });
+    std::string why;
+    if (started != cuda::kSuccess)
+      why = lane.error_of(started, "peer copies cannot be tested").what();
+    lane.when_done(lane.copies_in(), [self, &lane, test, in_use, why, to, source,
+                                      destination](cuda::Status done) {
+      if (why.empty() && done == cuda::kSuccess && test->passed())
+        return self->lanes_.set_peer_state(source, destination, PathState::open);
+      if (!why.empty() || done == cuda::kSuccess) {
+        return self->peer_copies_failed(to, source, source, destination,
+                                        why.empty() ? "a test copied wrong bytes" : why.c_str());
+      }
+      const Error error = lane.error_of(done, "peer copies cannot be tested");
+      self->peer_copies_failed(to, source, source, destination, error.what());
+    });
   });
 }
 

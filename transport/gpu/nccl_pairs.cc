@@ -24,8 +24,7 @@ constexpr std::size_t kMaxPieceBytes = Lane::kSinkBytes;
 }  // namespace
 
 PathState DeviceTransfers::Impl::nccl_state(const PairSlot& slot, int device) const {
-  if (!options_.use_nccl || lanes_.nccl_version() == 0 || lanes_.quarantined(device) ||
-      lanes_.held(device)) {
+  if (own_nccl() == 0 || lanes_.quarantined(device) || lanes_.held(device)) {
     return PathState::closed;
   }
   if (slot.pair == nullptr) {
@@ -213,7 +212,7 @@ void DeviceTransfers::Impl::on_comm_open(PeerId from, const CommOpenFrame& frame
     throw Error(ErrorCode::protocol,
                 "COMM_OPEN frame has pieces of " + std::to_string(frame.piece_bytes) + " bytes");
   }
-  const int version = options_.use_nccl ? lanes_.nccl_version() : 0;
+  const int version = own_nccl();
   if (!nccl_versions_match(version, frame.nccl_version)) {
     refused = "NCCL versions do not match: " + std::to_string(frame.nccl_version) + " and " +
               std::to_string(version);
@@ -345,7 +344,7 @@ void DeviceTransfers::Impl::break_pair(const PairPtr& pair, const Error& why, bo
       slot->second.pair.reset();
       slot->second.pause.failure(options_.reopen_backoff);
       if (pair->end == End::source && !closing_ && !peers_[pair->peer].lost)
-        path_failed(pair->peer, pair->lane->device(), Path::nccl);
+        path_failed(pair->peer, pair->lane->device(), Path::nccl, why.what());
     }
     if (ordered) {
       left = pair->lane->drop_pair(pair->token);
@@ -454,6 +453,11 @@ void DeviceTransfers::Impl::on_abort_stuck(const PairPtr& pair) {
   lanes_.quarantine(pair->lane->device());
   const Error why(ErrorCode::internal, "device " + std::to_string(pair->lane->device()) +
                                            " does not use NCCL after an abort that hung");
+  {
+    const base::MutexLock lock(mutex_);
+    say(pair->peer, kQuarantine,
+        {why.what(), "; it broke by: ", pair->why ? pair->why->what() : "nothing"});
+  }
   for (const auto& [number, entry] : launched) {
     if (number == 0) continue;
     OutgoingPtr outgoing;

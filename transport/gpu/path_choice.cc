@@ -110,7 +110,8 @@ PathChoice choose_path(const PathEnd& source, const PathEnd& destination, PathSt
     choice.open_ipc = ipc == PathState::untried;
     return choice;
   }
-  if (!nccl_versions_match(source.nccl_version, destination.nccl_version)) return choice;
+  choice.versions_differ = !nccl_versions_match(source.nccl_version, destination.nccl_version);
+  if (choice.versions_differ) return choice;
   if (nccl == PathState::open) {
     choice.path = Path::nccl;
   } else {

@@ -67,9 +67,10 @@ class PathPause {
 
 struct PathChoice {
   Path path = Path::staging;
-  bool open_nccl = false;  // besides: begin to open a communicator
-  bool test_peer = false;  // besides: begin to test copies between the devices
-  bool open_ipc = false;   // besides: offer memory to the other process
+  bool open_nccl = false;        // besides: begin to open a communicator
+  bool test_peer = false;        // besides: begin to test copies between the devices
+  bool open_ipc = false;         // besides: offer memory to the other process
+  bool versions_differ = false;  // it would be by NCCL, if the two versions worked together
 };
 
 // Two NCCL versions work together if their major and minor numbers are equal.

@@ -1,9 +1,12 @@
 // What is counted of each path, and how a path that failed waits to be tried again.
 
 #include <algorithm>
+#include <string>
+#include <string_view>
 #include <utility>
 
 #include "stitch/transport/gpu/device_transfers_impl.h"
+#include "stitch/transport/gpu/gpu_libraries.h"
 
 namespace stitch::transport::gpu {
 
@@ -32,8 +35,42 @@ void DeviceTransfers::Impl::path_worked(const Outgoing& transfer) {
   }
 }
 
-void DeviceTransfers::Impl::path_failed(PeerId peer, int device, Path path) {
-  if (!peers_[peer].lost) ++failures_[{peer, device, path}];
+void DeviceTransfers::Impl::path_failed(PeerId peer, int device, Path path, const char* why) {
+  if (peers_[peer].lost) return;
+  ++failures_[{peer, device, path}];
+  say(peer, static_cast<unsigned>(path),
+      {to_string(path), " of device ", std::to_string(device),
+       " is not used, pinned memory is: ", why});
+}
+
+void DeviceTransfers::Impl::say(PeerId peer, unsigned reason,
+                                std::initializer_list<std::string_view> parts) noexcept {
+  const auto at = peers_.find(peer);
+  const unsigned bit = 1U << reason;
+  if (!options_.say || closing_ || at == peers_.end() || at->second.lost) return;
+  if ((at->second.said & bit) != 0) return;
+  try {
+    std::string text;
+    for (const std::string_view part : parts) text += part;
+    lanes_.connector().post_at(Clock::now(),
+                               [self = shared_from_this(), peer, text = std::move(text)] {
+                                 const CallOut call(*self);
+                                 if (call) self->options_.say(peer, text);
+                               });
+    at->second.said |= bit;
+  } catch (...) {
+    // Without memory: the next time, if there is one.
+  }
+}
+
+void DeviceTransfers::Impl::say_versions(PeerId peer, int theirs) {
+  const auto text = [](int version) { return version == 0 ? "none" : nccl_version_text(version); };
+  const bool none_here = own_nccl() == 0 && !options_.why_no_nccl.empty();
+  say(peer, kVersions,
+      {"NCCL is not used, pinned memory is: it is ", text(own_nccl()), none_here ? " (" : "",
+       none_here ? std::string_view(options_.why_no_nccl) : "",
+       none_here ? ") here and " : " here and ", text(theirs),
+       " there, and has to have the same major and minor number at both ends"});
 }
 
 DeviceTransfers::Counters DeviceTransfers::Impl::counters() const {
@@ -53,6 +90,13 @@ DeviceTransfers::Counters DeviceTransfers::Impl::counters() const {
       ++counters.paused;
   }
   counters.paused += lanes_.paused_peers();
+  counters.nccl_version = own_nccl();
+  for (const auto& [id, peer] : peers_) {
+    if (peer.hello && !peer.lost) counters.peers_nccl.emplace_back(id, peer.hello->nccl_version);
+  }
+  for (int device = 0; device < lanes_.device_count(); ++device) {
+    if (lanes_.quarantined(device)) counters.without_nccl.push_back(device);
+  }
   counters.silences = silences_;
   counters.breaks = breaks_;
   counters.retries = retries_;

@@ -16,9 +16,7 @@ void DeviceTransfers::Impl::on_hello(PeerId from, HelloFrame hello) {
     greet = !std::exchange(peer.hello_sent, true);
   }
   if (greet) {
-    send_frame(from,
-               encode(HelloFrame{uid_, options_.identity,
-                                 options_.use_nccl ? lanes_.nccl_version() : 0, lanes_.uuids()}));
+    send_frame(from, encode(HelloFrame{uid_, options_.identity, own_nccl(), lanes_.uuids()}));
   }
 }
 

@@ -37,7 +37,7 @@ PathChoice DeviceTransfers::Impl::choose(const Outgoing& transfer) {
   if (transfer.retried || !hello || to_device >= hello->device_uuids.size()) return {};
   const int device = transfer.source.device;
   const PathEnd source{options_.identity, lanes_.uuids()[static_cast<std::size_t>(device)], device,
-                       options_.use_nccl ? lanes_.nccl_version() : 0};
+                       own_nccl()};
   const PathEnd destination{hello->process, hello->device_uuids[to_device], transfer.to_device,
                             hello->nccl_version};
   const PairSlot& slot = slots_[{transfer.to, End::source, static_cast<std::uint32_t>(device),
@@ -45,8 +45,11 @@ PathChoice DeviceTransfers::Impl::choose(const Outgoing& transfer) {
   const PathState peer = source.process == destination.process
                              ? lanes_.peer_state(device, transfer.to_device)
                              : PathState::closed;
-  return choose_path(source, destination, peer, nccl_state(slot, device), transfer.source.bytes,
-                     ipc_state(*transfer.lane, transfer.to, static_cast<std::uint32_t>(to_device)));
+  const PathChoice choice =
+      choose_path(source, destination, peer, nccl_state(slot, device), transfer.source.bytes,
+                  ipc_state(*transfer.lane, transfer.to, static_cast<std::uint32_t>(to_device)));
+  if (choice.versions_differ && options_.use_nccl) say_versions(transfer.to, hello->nccl_version);
+  return choice;
 }
 
 void DeviceTransfers::Impl::begin(const OutgoingPtr& transfer) {

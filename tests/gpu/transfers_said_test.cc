@@ -1,0 +1,161 @@
+// Why a better path is not used is said once for each peer and reason, with versions or the error,
+// and counted.
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/gpu/transfers_world.h"
+#include "tests/support/eventually.h"
+
+namespace stitch::transport::gpu::test {
+namespace {
+
+using namespace std::chrono_literals;
+using stitch::testing::eventually;
+using Lines = std::vector<std::string>;
+
+void that_try_again_soon(std::size_t, DeviceTransfers::Options& options) {
+  options.reopen_backoff = 1ms;
+}
+
+// What worker 0 has said of worker 1 after transfers from its device `from` to device 1 there.
+Lines said_after_transfers(TransfersWorld& world, int from) {
+  for (int i = 0; i < 6; ++i) world.expect_arrival(0, from, 1, 1, 3000, 'a');
+  EXPECT_TRUE(eventually([&] { return !world.said(0, 1).empty(); }));
+  for (int i = 0; i < 6; ++i) world.expect_arrival(0, from, 1, 1, 3000, 'b');
+  return world.said(0, 1);
+}
+
+TEST(Said, VersionsOfNcclThatDoNotMatchAreNamedAtBothEnds) {
+  TransfersWorld world({.nccl_versions = {{1, nccl::version_code(2, 26, 5)}}});
+  EXPECT_EQ(said_after_transfers(world, 0),
+            Lines{"NCCL is not used, pinned memory is: it is 2.28.9 here and 2.26.5 there, and has "
+                  "to have the same major and minor number at both ends"});
+  for (int i = 0; i < 3; ++i) world.expect_arrival(1, 1, 0, 0, 3000, 'c');
+  EXPECT_TRUE(eventually([&] { return world.said(1, 0).size() == 1; }));
+  EXPECT_NE(world.said(1, 0).at(0).find("2.26.5 here and 2.28.9 there"), std::string::npos);
+  const auto counters = world.transfers[1]->counters();
+  EXPECT_EQ(counters.nccl_version, nccl::version_code(2, 26, 5));
+  EXPECT_EQ(counters.peers_nccl, (std::vector<std::pair<PeerId, int>>{{0, 22809}}));
+}
+
+TEST(Said, AnEndWithoutNcclIsNamedWithTheReasonIfItIsThisOne) {
+  const auto without = [](std::size_t which) {
+    return [which](std::size_t worker, DeviceTransfers::Options& options) {
+      options.why_no_nccl = "no NCCL: the library is not there";
+      if (worker == which) options.use_nccl = false;
+    };
+  };
+  {
+    TransfersWorld world({.adjust = without(1)});
+    const Lines lines = said_after_transfers(world, 0);
+    ASSERT_EQ(lines.size(), 1U);
+    EXPECT_NE(lines[0].find("it is 2.28.9 here and none there"), std::string::npos) << lines[0];
+  }
+  {
+    TransfersWorld world({.nccl_versions = {{0, 0}}, .adjust = without(9)});
+    const Lines lines = said_after_transfers(world, 0);
+    ASSERT_EQ(lines.size(), 1U);
+    EXPECT_NE(lines[0].find("none (no NCCL: the library is not there) here and 2.28.9 there"),
+              std::string::npos)
+        << lines[0];
+  }
+  // Where a program does without, it knows.
+  TransfersWorld world({.adjust = without(0)});
+  for (int i = 0; i < 6; ++i) world.expect_arrival(0, 0, 1, 1, 3000, 'a');
+  world.end();
+  EXPECT_EQ(world.said(0, 1), Lines{});
+}
+
+TEST(Said, MemoryThatProcessesCannotShareWithTheErrorOfCuda) {
+  for (const bool supported : {false, true}) {
+    TransfersWorld world({.gpu = {.ipc = supported}, .adjust = that_try_again_soon});
+    if (supported) {  // refused at the destination, twice
+      for (int i = 0; i < 2; ++i) world.gpu.inject(1, "ipc_open_mem_handle", cuda::kInvalidValue);
+    }
+    const Lines lines = said_after_transfers(world, 1);
+    ASSERT_EQ(lines.size(), 1U);
+    EXPECT_NE(lines[0].find("IPC of device 1 is not used, pinned memory is: "), std::string::npos);
+    const char* const error =
+        world.cuda(0).get_error_string(supported ? cuda::kInvalidValue : cuda::kNotSupported);
+    EXPECT_NE(lines[0].find(error), std::string::npos) << lines[0] << " has no " << error;
+  }
+}
+
+TEST(Said, ACommunicatorThatDoesNotOpenOrFailsItsTestWithTheErrorOfNccl) {
+  for (const char* const function : {"comm_init_rank_config", "send"}) {
+    TransfersWorld world({.adjust = that_try_again_soon});
+    world.gpu.inject(0, function, nccl::kSystemError);
+    const Lines lines = said_after_transfers(world, 0);
+    ASSERT_EQ(lines.size(), 1U);
+    EXPECT_NE(lines[0].find("NCCL of device 0 is not used, pinned memory is: NCCL between device 0 "
+                            "and device 1: "),
+              std::string::npos)
+        << lines[0];
+    EXPECT_NE(lines[0].find("unhandled system error"), std::string::npos) << lines[0];
+    world.await_path(0, 0, 1, 1, Path::nccl);
+    EXPECT_EQ(world.said(0, 1).size(), 1U);
+  }
+}
+
+TEST(Said, CopiesBetweenDevicesThatFailTheirTest) {
+  TransfersWorld world({.processes = {0, 0}, .adjust = that_try_again_soon});
+  world.gpu.inject(0, "memcpy_peer_async", cuda::kInvalidValue);
+  const Lines lines = said_after_transfers(world, 0);
+  ASSERT_EQ(lines.size(), 1U);
+  EXPECT_NE(lines[0].find("peer copies cannot be tested"), std::string::npos) << lines[0];
+}
+
+// A kernel of the program that does not end keeps NCCL's, which is behind it at the destination,
+// from being aborted.
+TEST(Said, ADeviceThatDoesWithoutNcclAfterAnAbortThatHung) {
+  TransfersWorld world(
+      {.gpu = {.hardware_queues = 1}, .adjust = [](std::size_t, DeviceTransfers::Options& options) {
+         options.stall_timeout = 500ms;
+         options.abort_timeout = 2s;
+         options.reopen_backoff = 1ms;
+       }});
+  world.await_path(0, 0, 1, 1, Path::nccl);
+  ASSERT_EQ(world.cuda(1).set_device(1), cuda::kSuccess);
+  cuda::Stream stream = nullptr;
+  ASSERT_EQ(world.cuda(1).stream_create_with_priority(&stream, cuda::kStreamNonBlocking, 0),
+            cuda::kSuccess);
+  FakeGpu::Kernel kernel;
+  kernel.gate = world.gpu.make_gate();
+  const int gate = kernel.gate;
+  ASSERT_EQ(world.gpu.launch(world.process(1), stream, std::move(kernel)), cuda::kSuccess);
+  const auto hung = world.start(0, 0, 1, 1, 5000, 'a');
+  world.wait(*hung);
+  const std::string text = "device 1 does not use NCCL after an abort that hung";
+  ASSERT_TRUE(hung->send_error && hung->receive_error);
+  EXPECT_NE(std::string(hung->receive_error->what()).find(text), std::string::npos);
+  EXPECT_NE(std::string(hung->send_error->what()).find(text), std::string::npos);
+  EXPECT_TRUE(world.lanes(1)->quarantined(1));
+  EXPECT_EQ(world.transfers[1]->counters().without_nccl, std::vector<int>{1});
+  EXPECT_TRUE(eventually([&] { return !world.said(1, 0).empty(); }));
+  EXPECT_NE(world.said(1, 0).at(0).find(text + "; it broke by: "), std::string::npos);
+  world.gpu.open_gate(gate);
+  // It does without from now on, and the source hears why.
+  const auto by_nccl = world.count(0, 1, Path::nccl, true).messages;
+  for (int i = 0; i < 5; ++i) world.expect_arrival(0, 0, 1, 1, 5000, 'c');
+  EXPECT_EQ(world.count(0, 1, Path::nccl, true).messages, by_nccl);
+  EXPECT_TRUE(eventually([&] { return !world.said(0, 1).empty(); }));
+  EXPECT_EQ(world.cuda(1).stream_destroy(stream), cuda::kSuccess);
+}
+
+TEST(Said, NothingWhereAllIsWell) {
+  TransfersWorld world({.workers = 3, .processes = {0, 0, 1}});
+  world.await_path(0, 0, 2, 1, Path::nccl);
+  world.await_path(0, 0, 2, 0, Path::ipc);
+  world.await_path(0, 0, 1, 0, Path::local);
+  world.await_path(0, 0, 1, 1, Path::peer);
+  world.end();
+  for (const std::size_t peer : {1U, 2U}) EXPECT_EQ(world.said(0, peer), Lines{});
+}
+
+}  // namespace
+}  // namespace stitch::transport::gpu::test
