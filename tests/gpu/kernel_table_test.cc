@@ -3,6 +3,13 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <fstream>
+#include <iterator>
+#include <stdexcept>
+#include <string>
+
+#include "tests/gpu/device/kernel_report.h"
+#include "tests/support/temporary_folder.h"
 
 namespace stitch::transport::gpu {
 namespace {
@@ -68,6 +75,27 @@ TEST(KernelLibrary, LoadsFromTheFileThatTheEnvironmentNames) {
                "pack 1 tensor on device 0: an address is not aligned to its type (-5)");
 }
 #endif
+
+// What a run that is cut off has found is there.
+TEST(KernelReport, IsKeptInAFileThatIsWholeAfterEachFinding) {
+  const stitch::testing::TemporaryFolder folder;
+  const std::string file = folder.path() / "kernels.json";
+  const auto read = [&] {
+    std::ifstream in(file);
+    return std::string(std::istreambuf_iterator<char>(in), {});
+  };
+  KernelReport report;
+  report.set("device", "none");
+  report.keep_in(file);
+  EXPECT_EQ(read(), report.json());
+  report.check("load", "");
+  EXPECT_NE(read().find("\"load\": \"pass\""), std::string::npos);
+  EXPECT_EQ(read(), report.json());
+  report.figure("copy", 1e9, 1);
+  EXPECT_NE(read().find("\"copy\": {"), std::string::npos);
+  EXPECT_EQ(read(), report.json());
+  EXPECT_THROW(KernelReport().keep_in(folder.path() / "none" / "file"), std::invalid_argument);
+}
 
 }  // namespace
 }  // namespace stitch::transport::gpu

@@ -3,7 +3,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <exception>
-#include <fstream>
 
 #include "stitch/transport/gpu/kernel_table.h"
 #include "tests/gpu/device/device_memory.h"
@@ -100,6 +99,7 @@ int run(const Options& options) {
   report.set("cuda_driver", std::to_string(driver));
   report.set("cuda_runtime", std::to_string(runtime));
   report.set("kernels", library.path);
+  if (!options.json.empty()) report.keep_in(options.json);
 
   const KernelCheck check{*library.table, options.device, options.rounds, options.megabytes << 20U,
                           report};
@@ -113,11 +113,6 @@ int run(const Options& options) {
       measure_sparse(check);
     }
     check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
-  }
-  if (!options.json.empty()) {
-    std::ofstream file(options.json);
-    file << report.json();
-    if (!file.flush()) throw std::invalid_argument("cannot write " + options.json);
   }
   return report.failures() == 0 ? 0 : 1;
 }

@@ -1,15 +1,24 @@
 #pragma once
 
 #include <cstdio>
+#include <fstream>
+#include <stdexcept>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace stitch::transport::gpu {
 
-// What a run found: printed line by line as it comes, and as JSON at the end.
+// What a run found: printed line by line as it comes, and as JSON.
 class KernelReport {
  public:
+  // From now on the file has all that was found so far, whole at any time: a run may be cut off.
+  // Throws std::invalid_argument when it cannot be written.
+  void keep_in(std::string file) {
+    file_ = std::move(file);
+    save();
+  }
   void set(std::string_view name, const std::string& value) {
     add(facts_, name, "\"" + value + "\"");
     std::printf("%.*s: %s\n", static_cast<int>(name.size()), name.data(), value.c_str());
@@ -21,6 +30,7 @@ class KernelReport {
     std::printf("%-4s %.*s%s%s\n", why.empty() ? "pass" : "FAIL", static_cast<int>(name.size()),
                 name.data(), why.empty() ? "" : ": ", why.c_str());
     (void)std::fflush(stdout);
+    save();
   }
   // `bytes`: read and written. The first figure is the copy that others are compared with.
   void figure(std::string_view name, double bytes, double seconds) {
@@ -35,6 +45,7 @@ class KernelReport {
                 static_cast<int>(name.size()), name.data(), rate, seconds * 1e6,
                 100 * rate / copy_rate_);
     (void)std::fflush(stdout);
+    save();
   }
 
   [[nodiscard]] int failures() const { return failures_; }
@@ -44,6 +55,17 @@ class KernelReport {
   }
 
  private:
+  void save() const {
+    if (file_.empty()) return;
+    const std::string fresh = file_ + ".new";
+    {
+      std::ofstream out(fresh);
+      out << json();
+      if (!out.flush()) throw std::invalid_argument("cannot write " + fresh);
+    }
+    if (std::rename(fresh.c_str(), file_.c_str()) != 0)
+      throw std::invalid_argument("cannot write " + file_);
+  }
   using Lines = std::vector<std::string>;
   static void add(Lines& lines, std::string_view name, const std::string& value) {
     lines.push_back("    \"" + std::string(name) + "\": " + value);
@@ -54,6 +76,7 @@ class KernelReport {
     return text + "\n  }";
   }
 
+  std::string file_;
   Lines facts_;
   Lines checks_;
   Lines figures_;
