@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cstring>
+#include <iterator>
 
 #include "stitch/transport/gpu/transfer_frames.h"
 #include "tests/gpu/gpu_pair.h"
@@ -165,23 +166,38 @@ TEST(Transfers, NothingIsReadBeforeItsEventHasHappened) {
 }
 
 TEST(Transfers, NoPathWaitsForADeviceOrAStream) {
-  TransfersWorld world({.workers = 3, .processes = {0, 0, 1}});
+  TransfersWorld world({.workers = 4,
+                        .processes = {0, 0, 1, 2},
+                        .adjust = [](std::size_t worker, DeviceTransfers::Options& options) {
+                          if (worker == 3) options.use_nccl = options.use_ipc = false;
+                        }});
   std::vector<std::shared_ptr<TestTransfer>> transfers;
   const auto again = [&](std::size_t to, int to_device, Path path) {
     world.await_path(0, 0, to, to_device, path);
-    const char* const waits[] = {"device_synchronize", "stream_synchronize", "event_synchronize"};
-    std::size_t before[3];
-    for (int i = 0; i < 3; ++i) before[i] = world.gpu.calls(waits[i]);
+    // To allocate and to free may wait for the device, too.
+    const char* const waits[] = {"device_synchronize", "stream_synchronize", "event_synchronize",
+                                 "host_alloc",         "free_host",          "host_register",
+                                 "host_unregister"};
+    constexpr std::size_t kWaits = std::size(waits);
+    std::size_t before[kWaits];
+    for (std::size_t i = 0; i < kWaits; ++i) before[i] = world.gpu.calls(waits[i]);
+    const std::size_t allocated = world.gpu.calls("malloc");
+    const std::size_t freed = world.gpu.calls("free");
     const auto taken = world.count(0, to, path, true).messages;
     for (int i = 0; i < 5; ++i) transfers.push_back(world.start(0, 0, to, to_device, 70000, 'a'));
     for (const auto& transfer : transfers) world.wait(*transfer);
     EXPECT_EQ(world.count(0, to, path, true).messages, taken + 5);
-    for (int i = 0; i < 3; ++i) EXPECT_EQ(world.gpu.calls(waits[i]), before[i]) << waits[i];
+    for (std::size_t i = 0; i < kWaits; ++i)
+      EXPECT_EQ(world.gpu.calls(waits[i]), before[i]) << waits[i];
+    // The test's own: one at each end of a transfer, of which it frees one, if not yet.
+    EXPECT_EQ(world.gpu.calls("malloc"), allocated + 2 * 5);
+    EXPECT_LT(world.gpu.calls("free"), freed + 2 * 5);
   };
   again(2, 1, Path::nccl);
   again(2, 0, Path::ipc);
   again(1, 0, Path::local);
   again(1, 1, Path::peer);
+  again(3, 1, Path::staging);
 }
 
 TEST(Transfers, AreUnderWayAtTheirSourceUntilTheirDestinationHasDealtWithThem) {
