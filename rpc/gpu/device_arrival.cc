@@ -41,11 +41,6 @@ std::vector<ArrivedTensor> DeviceTensors::read_section(const InMessage& message,
     const auto there = read_device(in, &travels_cast);
     if (!tensors.empty() && tensors.back().tensor >= tensor)
       throw Error(ErrorCode::protocol, "section of devices names its tensors in no order");
-    if (!own_.has(here)) {
-      throw Error(ErrorCode::protocol, "section of devices names device " + here.str() +
-                                           "; this worker has " + std::to_string(own_.count) +
-                                           " CUDA devices");
-    }
     tensors.push_back({tensor, here, there});
     if (travels_cast) cast.insert(tensor);
   }
@@ -60,14 +55,14 @@ DeviceTensors::Announced DeviceTensors::announced(const InMessage& message) cons
   if (!transfers_)
     throw Error(ErrorCode::protocol,
                 "message names device transfers, of which this worker has none");
-  for (const auto& transfer : section->transfers) {
-    if (!own_.has(transfer.to)) {
-      throw Error(ErrorCode::protocol, "section of transfers names device " + transfer.to.str() +
-                                           "; this worker has " + std::to_string(own_.count) +
-                                           " CUDA devices");
-    }
-  }
   return section;
+}
+
+// The message makes sense, but not here: as where a device has no memory, its call fails alone.
+Error DeviceTensors::no_such_device(const std::string& what, c10::Device device) const {
+  return Error(ErrorCode::invalid_argument,
+               what + " is for device " + device.str() + " of worker \"" + own_name_ +
+                   "\", which has the CPU and " + std::to_string(own_.count) + " CUDA devices");
 }
 
 void DeviceTensors::refuse_transfers(const WorkerInfo& from, const Announced& transfers,
@@ -92,6 +87,10 @@ void DeviceTensors::receive(const std::shared_ptr<InMessage>& message, const Ann
 // Asked for at once, on the thread that reads: the source's other transfers may wait for them.
 void DeviceTensors::receive_transfers(const std::shared_ptr<InMessage>& message,
                                       const Announced& transfers, Next next) {
+  for (const auto& each : transfers->transfers) {
+    if (!own_.has(each.to))
+      throw no_such_device("a transfer of " + std::to_string(each.bytes) + " bytes", each.to);
+  }
   watch_.start();  // here, where it is an error of this message if there is no thread
   const auto received = std::make_shared<Received>(Received{transfers});
   transfers_->receive(message->from, *transfers,
@@ -155,6 +154,12 @@ void DeviceTensors::place(const std::shared_ptr<InMessage>& message, Next next,
       }
       arrival->tensors = std::move(tensors);
       arrival->error = received.error;
+      for (const auto& each : arrival->tensors) {
+        if (arrival->error || own_.has(each.here)) continue;
+        arrival->error = no_such_device("tensor " + std::to_string(each.tensor + 1) + " of " +
+                                            std::to_string(message->tensors.size()),
+                                        each.here);
+      }
       message->arrival = std::move(arrival);
       gate = std::make_unique<DeviceGate>();
       if (!message->arrival->error) put_on_devices(*message, *gate, received, cast);

@@ -71,7 +71,9 @@ struct WorkerDevices {
 [[nodiscard]] DeviceMap map_between(const WorkerDevices& from, const WorkerDevices& to,
                                     const std::string& to_name);
 // Throws Error(invalid_argument) for a map that names a worker that is not there, or a device that
-// one of its two workers does not have; names both workers.
-void check_device_maps(const std::map<std::string, const WorkerDevices*>& workers);
+// one of its two workers does not have; names both workers. With `more_may_come` a worker that is
+// not there may come later: then what it has is not known yet.
+void check_device_maps(const std::map<std::string, const WorkerDevices*>& workers,
+                       bool more_may_come = false);
 
 }  // namespace stitch::rpc

@@ -124,6 +124,10 @@ std::vector<DeviceTensors::Destination> DeviceTensors::destinations(const OutMes
                std::to_string(peer.devices.count) + " there");
       }
       devices.push_back({*destination, cast_of(message, peer, tensor, *destination, placed)});
+      // Its worker may have joined an elastic world at the same time as the map's.
+      static_cast<void>(existing(peer, *destination, [&] {
+        return is() + ", which the device map " + map.text() + " puts on";
+      }));
       continue;
     }
     const c10::Device wanted = existing(peer, *placement->wanted,

@@ -84,14 +84,14 @@ class DeviceTensors {
 
   // ---- receiving
   // What a message says of its transfers; null: it has none. Throws Error(protocol) for what makes
-  // no sense here.
+  // no sense.
   using Announced = std::shared_ptr<const TransferSection>;
   [[nodiscard]] Announced announced(const InMessage& message) const;
   // Decodes the tensors of a message that has a section of devices and puts them there, then calls
   // `next` with message.arrival set: on this thread or on that of the watch, where it must not
   // wait. Without `failure` the message is complete (perhaps with arrival->error); with it the
   // message makes no sense (`protocol`), or the worker shuts down. What it throws itself instead:
-  // `protocol`, or that there is no thread or memory; then `next` is not called.
+  // `protocol`, or that there is no thread, memory or such a device; then `next` is not called.
   using Next = base::UniqueFunction<void(InMessage&& message, const std::optional<Error>& failure)>;
   void receive(const std::shared_ptr<InMessage>& message, const Announced& transfers, Next next);
   // In place of receive(): the message will not have its tensors, for that reason. Throws
@@ -151,6 +151,7 @@ class DeviceTensors {
                                                              const Peer& peer,
                                                              const at::Tensor& tensor,
                                                              c10::Device there, bool placed);
+  [[nodiscard]] Error no_such_device(const std::string& what, c10::Device device) const;
   struct Received;  // what has come by transfers, for place()
   void receive_transfers(const std::shared_ptr<InMessage>& message, const Announced& transfers,
                          Next next);

@@ -35,7 +35,6 @@ void check_joiner(const MemberCard& joiner, const std::vector<MemberCard>& live,
            " has " + std::to_string(names.size()) + " workers: " + base::join_names(names));
   }
   const MemberRecord record = MemberRecord::decode(joiner.record);
-  if (size.is_elastic()) return;  // a device map may name a worker that is still to come
   std::vector<MemberRecord> records;
   for (const auto& card : live) {
     if (card.info.id != joiner.info.id) records.push_back(MemberRecord::decode(card.record));
@@ -43,8 +42,9 @@ void check_joiner(const MemberCard& joiner, const std::vector<MemberCard>& live,
   std::map<std::string, const WorkerDevices*> devices;
   for (const auto& other : records) devices.emplace(other.name, &other.devices);
   devices.emplace(record.name, &record.devices);
-  // With a worker missing, maps that name it cannot be checked.
-  if (static_cast<int>(devices.size()) == size.min()) check_device_maps(devices);
+  // With a worker missing, or still to come, maps that name it cannot be checked.
+  const bool complete = !size.is_elastic() && static_cast<int>(devices.size()) == size.min();
+  check_device_maps(devices, !complete);
 }
 
 }  // namespace

@@ -341,7 +341,7 @@ void Rendezvous::check(const std::vector<MemberRecord>& records) const {
   }
   std::map<std::string, const WorkerDevices*> devices;
   for (const auto& record : records) devices.emplace(record.name, &record.devices);
-  if (!options_.world_size.is_elastic()) check_device_maps(devices);
+  check_device_maps(devices, options_.world_size.is_elastic());
 }
 
 }  // namespace stitch::rpc

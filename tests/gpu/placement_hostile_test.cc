@@ -1,5 +1,5 @@
 // Sections of devices that make no sense: each ends its connection with `protocol`, and nothing
-// else. Over fake devices.
+// else. One that names a device that is not here fails its call alone. Over fake devices.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -24,6 +24,7 @@ using stitch::rpc_sync;
 using stitch::testing::AddedSections;
 using stitch::testing::Cluster;
 using stitch::testing::error_of;
+using stitch::testing::has_text;
 using stitch::testing::Section;
 using Bytes = std::vector<std::uint8_t>;
 
@@ -62,7 +63,6 @@ TEST(HostileDevices, ASectionThatMakesSenseIsTaken) {
 
 TEST(HostileDevices, ASectionThatMakesNoSenseEndsItsConnection) {
   const std::vector<std::pair<Bytes, const char*>> cases{
-      {section({{0, 0, 0, 0, 1, 9, 0, 0}}), "names device cuda:9; this worker has 4"},
       {section({{0, 0, 0, 0, 1, 200, 0, 0}}), "names device 200 of type 1"},
       {section({{0, 0, 0, 0, 7, 0, 0, 0}}), "names device 0 of type 7"},
       {section({{0, 0, 0, 0, 0, 1, 0, 0}}), "names device 1 of type 0"},
@@ -87,12 +87,33 @@ TEST(HostileDevices, ASectionThatMakesNoSenseEndsItsConnection) {
 TEST(HostileDevices, TheWorkerGoesOnServingOthers) {
   Cluster cluster(3);
   const auto error = error_of([] {
-    const AddedSections added(of_devices(section({{0, 0, 0, 0, 1, 9, 0, 0}})));
+    const AddedSections added(of_devices(section({{0, 0, 0, 0, 1, 200, 0, 0}})));
     static_cast<void>(rpc_sync<dimensions>("worker1", std::vector{at::ones(2)}));
   });
   EXPECT_EQ(error.code(), ErrorCode::disconnected);
   EXPECT_EQ(cluster[2].rpc_sync<dimensions>("worker1", std::vector{at::ones(2)}), 1);
   static_cast<void>(cluster.shutdown());
+}
+
+TEST(HostileDevices, ADeviceThatIsNotHereFailsItsCallAlone) {
+  Cluster cluster(2);
+  for (int i = 0; i < 3; ++i) {
+    const auto error = error_of([] {
+      const AddedSections added(of_devices(section({{0, 0, 0, 0, 1, 9, 0, 0}})));
+      static_cast<void>(rpc_sync<dimensions>("worker1", std::vector{at::ones(2), at::Tensor()}));
+    });
+    EXPECT_TRUE(has_text(error, ErrorCode::invalid_argument,
+                         "tensor 1 of 2 is for device cuda:9 of worker \"worker1\", which has the "
+                         "CPU and 4 CUDA devices"));
+    EXPECT_EQ(rpc_sync<dimensions>("worker1", std::vector{at::ones(2)}), 1);
+  }
+  EXPECT_FALSE(cluster[1].agent()->peers().lost(stitch::WorkerId(0)).has_value());
+}
+
+// It makes no sense whatever devices there are.
+TEST(HostileDevices, ASectionWithoutSenseIsOneAlsoWhenItNamesADeviceThatIsNotHere) {
+  const std::string why = refusal_of(section({{0, 0, 0, 0, 1, 9, 0, 0}, {2, 0, 0, 0, 1, 0, 0, 0}}));
+  EXPECT_NE(why.find("names tensor 2 of 2"), std::string::npos) << why;
 }
 
 }  // namespace

@@ -7,15 +7,19 @@
 #include <array>
 #include <cstdlib>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "stitch/dist_autograd/context.h"
 #include "stitch/rpc/agent/agent.h"
 #include "stitch/rpc/gpu/device_map.h"
+#include "stitch/rpc/gpu/device_tensors.h"
+#include "stitch/rpc/message/frame_kinds.h"
 #include "stitch/rpc/worker.h"
 #include "stitch/rref/remote_module.h"
 #include "stitch/rref/rref.h"
+#include "stitch/transport/store/hash_store.h"
 #include "tests/gpu/device_tensors.h"
 #include "tests/gpu/fake_torch_device.h"
 #include "tests/support/cluster.h"
@@ -191,6 +195,73 @@ TEST(DevicePlacement, AMapOfAnUnknownWorkerFailsInit) {
     });
   });
   EXPECT_TRUE(has_text(error, ErrorCode::invalid_argument, "name worker \"ps0\"; workers are"));
+}
+
+Options elastic(const std::string& name, const std::shared_ptr<stitch::transport::Store>& store) {
+  Options options;
+  options.name = name;
+  options.world_size = "1:4";
+  options.store = store;
+  return options;
+}
+
+TEST(DevicePlacement,
+     InAnElasticWorldAMapMayNameAWorkerThatIsStillToComeButNoDeviceThatIsNotThere) {
+  const auto store = stitch::transport::make_hash_store();
+  const auto text = [&](const std::string& from, const std::string& to) {
+    Options options = elastic("a", stitch::transport::make_hash_store());
+    options.device_maps["b"] = {{from, to}};
+    return error_of([&] { static_cast<void>(stitch::init(options)); });
+  };
+  EXPECT_TRUE(has_text(text("cuda:7", "cuda:0"), ErrorCode::invalid_argument,
+                       "device_maps of worker \"a\" for worker \"b\" (cuda:7=cuda:0) name cuda:7, "
+                       "which worker \"a\" does not have: it has 4 CUDA devices"));
+  Options of_a = elastic("a", store);
+  of_a.device_maps["b"] = {{"cuda:0", "cuda:7"}};
+  auto a = stitch::init(of_a);
+  const auto refused = error_of([&] { static_cast<void>(stitch::init(elastic("b", store))); });
+  EXPECT_TRUE(has_text(refused, ErrorCode::invalid_argument,
+                       "device_maps of worker \"a\" for worker \"b\" (cuda:0=cuda:7) name cuda:7, "
+                       "which worker \"b\" does not have: it has 4 CUDA devices"));
+  Options of_c = elastic("c", store);
+  of_c.device_maps["a"] = {{"cuda:0", "cuda:9"}};
+  const auto wrong = error_of([&] { static_cast<void>(stitch::init(of_c)); });
+  EXPECT_TRUE(has_text(wrong, ErrorCode::invalid_argument, "for worker \"a\" (cuda:0=cuda:9)"));
+  auto d = stitch::init(elastic("d", store));
+  EXPECT_EQ(a.rpc_sync<device_of>("d", cuda(1, 3)), "cuda:1");
+}
+
+// Whose two workers have joined at one time, for example, so that no check has seen both.
+TEST(DevicePlacement, AMapToADeviceThatThePeerDoesNotHaveFailsItsCallByPosition) {
+  using stitch::WorkerId;
+  using Text = std::map<std::string, std::string>;
+  namespace wire = stitch::rpc::wire;
+  const stitch::WorkerInfo own{"a", WorkerId(0), 1};
+  const stitch::WorkerInfo peer{"b", WorkerId(1), 1};
+  stitch::rpc::WorkerDevices devices{4};
+  devices.maps.emplace("b", DeviceMap(Text{{"cuda:0", "cuda:7"}, {"cuda:1", "cuda:0"}}));
+  stitch::rpc::DeviceTensors tensors("a");
+  tensors.start({{own, devices}, {peer, {4}}}, own.id, {});
+  const auto stage = [&](std::uint16_t kind) {
+    stitch::rpc::OutMessage message(kind);
+    message.tensors = {cuda(1, 1), cuda(0, 1)};
+    static_cast<void>(tensors.stage(message, peer));
+  };
+  EXPECT_TRUE(has_text(error_of([&] { stage(wire::kRequest); }), ErrorCode::invalid_argument,
+                       "tensor 2 of 2 is on device cuda:0, which the device map cuda:0=cuda:7, "
+                       "cuda:1=cuda:0 puts on device cuda:7 of worker \"b\" (id 1), which has the "
+                       "CPU and 4 CUDA devices"));
+  // Replies go by the inverse of the caller's map.
+  stitch::rpc::DeviceTensors of_b("b");
+  devices.maps.clear();
+  devices.maps.emplace("b", DeviceMap(Text{{"cuda:9", "cuda:0"}}));
+  of_b.start({{own, devices}, {peer, {4}}}, peer.id, {});
+  stitch::rpc::OutMessage reply(wire::kReply);
+  reply.tensors = {cuda(0, 1)};
+  EXPECT_TRUE(has_text(error_of([&] { static_cast<void>(of_b.stage(reply, own)); }),
+                       ErrorCode::invalid_argument,
+                       "tensor 1 of 1 is on device cuda:0, which the device map cuda:0=cuda:9 puts "
+                       "on device cuda:9 of worker \"a\" (id 0)"));
 }
 
 TEST(DevicePlacement, AMapMustBeOneToOneAndOfKnownDevices) {

@@ -189,11 +189,26 @@ TEST(HostileTransfers, ASectionThatMakesNoSenseEndsItsConnectionAndNoOther) {
   section.tensors[1].offset = 4;
   EXPECT_NE(loss_by(section).find("no room"), std::string::npos);
   section = sound();
-  section.transfers[0].to = c10::Device(c10::kCUDA, 9);
-  EXPECT_NE(loss_by(section).find("names device cuda:9; this worker has 3"), std::string::npos);
-  section = sound();
   section.transfers[1].id = 7;  // twice
   EXPECT_NE(loss_by(section).find("received a second time"), std::string::npos);
+}
+
+TEST(HostileTransfers, ToADeviceThatIsNotHereFailItsCallAlone) {
+  Cluster cluster(2);
+  TransferSection section = sound();
+  section.transfers[1].to = c10::Device(c10::kCUDA, 9);
+  const auto error = error_of([&] {
+    const AddedSections added(with_devices(section));
+    static_cast<void>(
+        stitch::rpc_sync<size>({.to = "worker1", .timeout = std::chrono::seconds(20)},
+                               std::vector{at::Tensor(), at::ones(2), at::Tensor(), at::Tensor()}));
+  });
+  EXPECT_TRUE(stitch::testing::has_text(
+      error, ErrorCode::invalid_argument,
+      "a transfer of 1024 bytes is for device cuda:9 of worker \"worker1\", which has the CPU and "
+      "3 CUDA devices"));
+  EXPECT_EQ(stitch::rpc_sync<size>("worker1", std::vector{at::ones(2)}), 1);
+  EXPECT_FALSE(cluster[1].agent()->peers().lost(stitch::WorkerId(0)).has_value());
 }
 
 // The bytes are never sent, and no other call waits for them.

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <functional>
+#include <map>
 #include <memory>
 #include <set>
 #include <string>
@@ -410,6 +411,30 @@ TEST(Admission, TakesWhoFits) {
   auto rubbish = card("x", 3);
   rubbish.record = "rubbish";
   EXPECT_NE(refusal(rubbish, "1:9"), "");
+}
+
+TEST(Admission, LooksAtDeviceMapsAlsoWhereWorkersMayStillCome) {
+  const auto card = [](const std::string& name, std::uint32_t id, int devices,
+                       const std::map<std::string, std::map<std::string, std::string>>& maps) {
+    MemberRecord record;
+    record.name = name;
+    record.devices = {devices, stitch::rpc::parse_device_maps(maps)};
+    return MemberCard{{name, WorkerId(id), 9}, {}, record.encode()};
+  };
+  const std::vector<MemberCard> live{card("a", 0, 2, {{"b", {{"cuda:1", "cuda:2"}}}})};
+  const auto refusal = [&](const MemberCard& joiner, const stitch::WorldSize& size) {
+    const auto error = stitch::rpc::objection_to(joiner, live, size);
+    return error ? std::string(error->what()) : "";
+  };
+  for (const stitch::WorldSize& size : {stitch::WorldSize("1:4"), stitch::WorldSize(3)}) {
+    EXPECT_EQ(refusal(card("b", 1, 3, {{"c", {{"cuda:0", "cuda:9"}}}}), size), "");
+    EXPECT_EQ(refusal(card("b", 1, 2, {}), size),
+              "device_maps of worker \"a\" for worker \"b\" (cuda:1=cuda:2) name cuda:2, which "
+              "worker \"b\" does not have: it has 2 CUDA devices");
+    EXPECT_EQ(refusal(card("c", 2, 1, {{"a", {{"cuda:0", "cuda:2"}}}}), size),
+              "device_maps of worker \"c\" for worker \"a\" (cuda:0=cuda:2) name cuda:2, which "
+              "worker \"a\" does not have: it has 2 CUDA devices");
+  }
 }
 
 TEST(WorldRecord, TravelsAndRubbishIsRefused) {
