@@ -4,6 +4,7 @@
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <cstdio>
 #include <set>
 #include <utility>
 
@@ -123,11 +124,11 @@ std::vector<DeviceTensors::Destination> DeviceTensors::destinations(const OutMes
                map.text() + ", of " + std::to_string(own_.count) + " CUDA devices here and " +
                std::to_string(peer.devices.count) + " there");
       }
-      devices.push_back({*destination, cast_of(message, peer, tensor, *destination, placed)});
       // Its worker may have joined an elastic world at the same time as the map's.
       static_cast<void>(existing(peer, *destination, [&] {
         return is() + ", which the device map " + map.text() + " puts on";
       }));
+      devices.push_back({*destination, cast_of(message, peer, tensor, *destination, placed)});
       continue;
     }
     const c10::Device wanted = existing(peer, *placement->wanted,
@@ -183,6 +184,16 @@ StagedTensors DeviceTensors::stage(const OutMessage& message, const WorkerInfo& 
     return directly && tensor.defined() && tensor.is_cuda() && !there[i].device.is_cpu() &&
            !tensor.is_sparse() && tensor.numel() > 0;
   };
+
+  if (all > kInlineBytes && !directly) {
+    for (std::size_t i = 0; i < there.size(); ++i) {
+      const auto& tensor = message.tensors[i];
+      if (!tensor.defined() || !tensor.is_cuda() || tensor.is_sparse() || there[i].device.is_cpu())
+        continue;
+      say_by_host(to);
+      break;
+    }
+  }
 
   const auto as_sent = [&](std::size_t i) {
     const auto& tensor = message.tensors[i];
@@ -278,6 +289,21 @@ StagedTensors DeviceTensors::stage(const OutMessage& message, const WorkerInfo& 
   }
   count(true, total, to.id, bytes, cast);
   return staged;
+}
+
+// Once for this worker, or for that peer.
+void DeviceTensors::say_by_host(const WorkerInfo& to) {
+  const bool own = !transfers_;
+  {
+    base::MutexLock lock(mutex_);
+    if (!said_.insert(own ? own_name_ : to.name).second) return;
+  }
+  const std::string line =
+      "stitch: worker \"" + own_name_ + '"' + (own ? "" : " to " + to_string(to)) +
+      ": tensors go from device to device through the message and host "
+      "memory: " +
+      (own ? TensorTransfers::why_not() : "that worker takes no part in transfers between devices");
+  std::fprintf(stderr, "%s\n", line.c_str());
 }
 
 void DeviceTensors::on_transfer_frame(const InMessage& message) {

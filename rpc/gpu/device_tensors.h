@@ -152,6 +152,8 @@ class DeviceTensors {
                                                              const at::Tensor& tensor,
                                                              c10::Device there, bool placed);
   [[nodiscard]] Error no_such_device(const std::string& what, c10::Device device) const;
+  // That a message's tensors take the longer way, and why.
+  void say_by_host(const WorkerInfo& to) STITCH_EXCLUDES(mutex_);
   struct Received;  // what has come by transfers, for place()
   void receive_transfers(const std::shared_ptr<InMessage>& message, const Announced& transfers,
                          Next next);
@@ -185,6 +187,7 @@ class DeviceTensors {
   mutable base::Mutex mutex_;  // before that of peers_
   std::map<std::pair<c10::DeviceIndex, Direction>, c10::Stream> copy_streams_
       STITCH_GUARDED_BY(mutex_);
+  std::set<std::string> said_ STITCH_GUARDED_BY(mutex_);  // workers, by say_by_host()
   std::map<CountKey, Count> counts_ STITCH_GUARDED_BY(mutex_);
   std::map<bool, std::int64_t> cast_tensors_ STITCH_GUARDED_BY(mutex_);  // sent or not
   std::shared_ptr<TensorTransfers> transfers_;  // null: there are none; constant after start()

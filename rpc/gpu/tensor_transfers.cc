@@ -4,6 +4,7 @@
 #include <c10/core/Allocator.h>
 #include <c10/core/StreamGuard.h>
 
+#include <cstdio>
 #include <utility>
 
 #include "stitch/rpc/future/current_streams.h"
@@ -102,6 +103,12 @@ bool TensorTransfers::possible() noexcept {
          GpuLibraries::of_process().cuda() != nullptr;
 }
 
+std::string TensorTransfers::why_not() {
+  if (device_bridge() == nullptr)
+    return "the program does not link stitch::torch_cuda, the bridge to libtorch's CUDA streams";
+  return GpuLibraries::of_process().why_no_cuda();
+}
+
 TensorTransfers::TensorTransfers(const WorkerInfo& self, TransferHooks hooks)
     : self_(self),
       hooks_(std::move(hooks)),
@@ -114,6 +121,11 @@ TensorTransfers::TensorTransfers(const WorkerInfo& self, TransferHooks hooks)
   if (bridge_.identity != nullptr) options.identity = bridge_.identity(self_.id.value());
   options.send_frame = [this](PeerId to, base::Bytes frame) {
     hooks_.send_frame(worker_of(to), std::move(frame));
+  };
+  options.why_no_nccl = GpuLibraries::of_process().why_no_nccl();
+  options.say = [this](PeerId to, const std::string& text) {
+    std::fprintf(stderr, "stitch: %s to %s: %s\n", to_string(self_).c_str(),
+                 to_string(worker_of(to)).c_str(), text.c_str());
   };
   transfers_ = std::make_unique<DeviceTransfers>(std::move(options));
 }
@@ -226,6 +238,11 @@ void TensorTransfers::debug_info(std::map<std::string, std::int64_t>& numbers) c
             worker_of(each.peer).name + ".cuda:" + std::to_string(each.device)] +=
         static_cast<std::int64_t>(each.failures);
   }
+  numbers.emplace("gpu.nccl_version", counters.nccl_version);
+  for (const auto& [peer, version] : counters.peers_nccl)
+    numbers["gpu.nccl_version." + worker_of(peer).name] = version;
+  for (const int device : counters.without_nccl)
+    numbers.emplace("gpu.nccl_given_up.cuda:" + std::to_string(device), 1);
   numbers.emplace("gpu.paths_paused", static_cast<std::int64_t>(counters.paused));
   numbers.emplace("gpu.silent_peers", static_cast<std::int64_t>(counters.silences));
   numbers.emplace("gpu.transfers_sending", static_cast<std::int64_t>(counters.outgoing));

@@ -34,6 +34,8 @@ class TensorTransfers {
  public:
   // Whether workers of this process can have one; their members' records say so.
   [[nodiscard]] static bool possible() noexcept;
+  // Why not, where there are devices.
+  [[nodiscard]] static std::string why_not();
   // Throws Error(invalid_argument) when CUDA cannot be used after all.
   TensorTransfers(const WorkerInfo& self, TransferHooks hooks);
 

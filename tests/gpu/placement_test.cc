@@ -328,6 +328,26 @@ TEST(DevicePlacement, LargeTensorsAreMovedAndCountedByPath) {
   EXPECT_EQ(cluster[1].debug_info().at("gpu.received_bytes.inline.worker0.cuda:2"), 40);
 }
 
+TEST(DevicePlacement, ThatLargeTensorsTakeTheLongerWayIsSaidOnceByEachWorker) {
+  testing::internal::CaptureStderr();
+  {
+    Cluster cluster(2);
+    const at::Tensor large = at::ones({512, 700}).to(at::Device(at::kCUDA, 2));
+    for (int i = 0; i < 3; ++i) static_cast<void>(rpc_sync<same>("worker1", large));
+    static_cast<void>(rpc_sync<same>("worker1", cuda(2, 1)));
+  }
+  const std::string said = testing::internal::GetCapturedStderr();
+  for (const char* const worker : {"worker0", "worker1"}) {
+    const std::string line = std::string("stitch: worker \"") + worker +
+                             "\": tensors go from device to device through the message and host "
+                             "memory: the program does "
+                             "not link stitch::torch_cuda";
+    const auto first = said.find(line);
+    EXPECT_NE(first, std::string::npos) << said;
+    EXPECT_EQ(said.find(line, first + 1), std::string::npos) << said;
+  }
+}
+
 at::Tensor relayed(const at::Tensor& tensor) { return rpc_sync<twice>("worker2", tensor) + 1; }
 Future<at::Tensor> relayed_by_coroutine(at::Tensor tensor) {
   const at::Tensor first = co_await rpc_async<twice>("worker2", tensor);
