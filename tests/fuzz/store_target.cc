@@ -257,6 +257,10 @@ static void add_files(Seeds& list) {
   require(::read(in.get(), file.data(), file.size()) == static_cast<ssize_t>(file.size()),
           "a file cannot be read");
   list.push_back({"file", seed_for(kFile, file.span())});
+  // The same, as it is when it was written anew.
+  base::Bytes rewritten = bytes_of(std::string_view("stitch store 2\n\0the line of file", 32));
+  rewritten.append(file.data() + 16, file.size() - 16);
+  list.push_back({"file-rewritten", seed_for(kFile, rewritten.span())});
   base::Bytes records;
   Writer out(records);
   for (const std::string_view payload :

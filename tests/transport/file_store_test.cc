@@ -7,12 +7,14 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 
 #include "stitch/base/error.h"
+#include "stitch/transport/store/file_log.h"
 #include "tests/support/error_of.h"
 #include "tests/support/forked_child.h"
 #include "tests/support/temporary_folder.h"
@@ -34,6 +36,12 @@ class FileStoreTest : public ::testing::Test {
     std::ofstream(path_, std::ios::binary | std::ios::trunc) << bytes;
     std::filesystem::permissions(path_, std::filesystem::perms(0600));
   }
+
+  std::uintmax_t size() const { return std::filesystem::file_size(path_); }
+
+  static constexpr std::uintmax_t kMiB = std::uintmax_t{1} << 20;
+  // What makes a file too long after a few.
+  static std::string large(int i) { return std::string(kMiB, static_cast<char>('a' + i % 26)); }
 
   const stitch::testing::TemporaryFolder temporary_;
   const std::filesystem::path folder_ = temporary_.path();
@@ -205,6 +213,141 @@ TEST_F(FileStoreTest, AShortenedFileIsFound) {
   store->set("k", "v");
   write("");
   EXPECT_EQ(error_of([&] { (void)store->try_get("k"); }).code(), ErrorCode::disconnected);
+}
+
+// ---- a file that has become too long is written anew
+
+TEST_F(FileStoreTest, AFileStaysShortAndOpenStoresGoOnWithIt) {
+  const auto writer = make_file_store(path_);
+  const auto reader = make_file_store(path_);
+  const auto sleeper = make_file_store(path_);  // misses several in a row
+  writer->set("erased", "");
+  writer->set("kept", "from the start");
+  ASSERT_EQ(sleeper->try_get("erased"), "");
+  writer->erase("erased");
+  std::uintmax_t longest = 0;
+  for (int i = 0; i < 40; ++i) {
+    writer->set("large", large(i));
+    longest = std::max(longest, size());
+    EXPECT_EQ(reader->get("large", 0ms), large(i));
+    EXPECT_EQ(reader->add("n", 1), i + 1);
+  }
+  EXPECT_LT(longest, 6 * kMiB);
+  for (const auto& store : {writer, reader, sleeper, make_file_store(path_)}) {
+    EXPECT_EQ(store->try_get("erased"), std::nullopt);
+    EXPECT_EQ(store->try_get("kept"), "from the start");
+    EXPECT_EQ(store->get("large", 0ms), large(39));
+    EXPECT_EQ(store->get("n", 0ms), "40");
+  }
+  sleeper->set("last", "word");
+  EXPECT_EQ(writer->get("last", 0ms), "word");
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder_), {}), 1);
+}
+
+TEST_F(FileStoreTest, AFileThatIsNotTheOneAnyMoreWhenItIsLockedIsLeftForTheOther) {
+  std::string seen;
+  std::string seen_there;
+  FileLog log(path_, [&](std::string_view record) { seen += record; });
+  FileLog there(
+      path_, [&](std::string_view record) { seen_there += record; }, [&] { seen_there.clear(); });
+  FileLog::Writer(log).append("ab");
+  {
+    FileLog::Writer writer(log);
+    writer.rewrite([](const FileLog::Writer::Put& put) { put("AB"); });
+    writer.append("c");
+  }
+  FileLog::Writer(there).append("d");
+  EXPECT_EQ(seen_there, "ABcd");
+  log.catch_up(std::chrono::steady_clock::now());
+  EXPECT_EQ(seen, "abcd");
+  EXPECT_EQ(log.bytes(), there.bytes());
+  EXPECT_EQ(size(), log.bytes());
+}
+
+TEST_F(FileStoreTest, AProcessThatIsKilledWhileItWritesAFileAnewLosesNothing) {
+  const auto store = make_file_store(path_);
+  store->set("kept", "1");
+  std::int64_t before = 0;
+  for (int round = 0; round < 6; ++round) {
+    ForkedChild child([&] {
+      const auto mine = make_file_store(path_);
+      for (int i = 0;; ++i) {
+        mine->set("large", large(i));
+        mine->add("n", 1);
+      }
+    });
+    while (store->add("n", 0) < before + 2 + round) ::usleep(100 + 97 * round);
+    child.kill();
+    EXPECT_EQ(child.wait(), 128 + SIGKILL);
+    const std::int64_t after = store->add("n", 1);
+    EXPECT_GE(after, before + 3 + round);
+    before = after;
+    EXPECT_EQ(store->get("kept", 0ms), "1");
+    EXPECT_EQ(make_file_store(path_)->get("n", 0ms), std::to_string(before));
+    EXPECT_LT(size(), 8 * kMiB);
+  }
+}
+
+TEST_F(FileStoreTest, ProcessesCountTogetherWhileTheFileIsWrittenAnew) {
+  constexpr int kAdds = 60;
+  std::vector<ForkedChild> children;
+  for (int c = 0; c < 3; ++c) {
+    children.emplace_back([&] {
+      const auto store = make_file_store(path_);
+      for (int i = 0; i < kAdds; ++i) {
+        if (i % 4 == 0) store->set("large", large(i));
+        store->add("n", 1);
+      }
+    });
+  }
+  for (auto& child : children) EXPECT_EQ(child.wait(), 0);
+  EXPECT_EQ(make_file_store(path_)->get("n", 0ms), std::to_string(3 * kAdds));
+  EXPECT_LT(size(), 6 * kMiB);
+}
+
+TEST_F(FileStoreTest, WhatADeadProcessHasLeftOfANewFileIsRemoved) {
+  const auto store = make_file_store(path_);
+  std::ofstream(path_ + ".stitch.new") << "half of a fi";
+  for (int i = 0; i < 8; ++i) store->set("large", large(i));
+  EXPECT_LT(size(), 6 * kMiB);
+  EXPECT_FALSE(std::filesystem::exists(path_ + ".stitch.new"));
+}
+
+TEST_F(FileStoreTest, AFileThatCannotBeWrittenAnewGoesOnGrowing) {
+  const auto store = make_file_store(path_);
+  std::filesystem::create_directory(path_ + ".stitch.new");
+  for (int i = 0; i < 8; ++i) store->set("large", large(i));
+  EXPECT_GT(size(), 8 * kMiB);
+  EXPECT_EQ(make_file_store(path_)->get("large", 0ms), large(7));
+}
+
+TEST_F(FileStoreTest, AFileOfAnotherLineIsNotTakenForTheNextOne) {
+  const auto store = make_file_store(path_);
+  store->set("k", "ours");
+  const std::string elsewhere = folder_ / "elsewhere";
+  const auto other = make_file_store(elsewhere);
+  for (int i = 0; i < 8; ++i) other->set("large", large(i));
+  std::filesystem::rename(elsewhere, path_);
+  const std::string text = "file store at " + path_ + " is gone: the file was deleted or replaced";
+  EXPECT_EQ(error_of([&] { (void)store->try_get("k"); }).what(), text);
+  EXPECT_EQ(error_of([&] { store->set("k", "v"); }).what(), text);
+  EXPECT_EQ(make_file_store(path_)->get("large", 0ms), large(7));
+}
+
+TEST_F(FileStoreTest, AFileThatWasWrittenAnewIsRefusedWhenItsHeaderIsCut) {
+  {
+    const auto store = make_file_store(path_);
+    for (int i = 0; i < 8; ++i) store->set("large", large(i));
+  }
+  const std::string whole = read();
+  ASSERT_TRUE(whole.starts_with("stitch store 2\n"));
+  for (const std::size_t size : {16, 20, 31}) {
+    write(whole.substr(0, size));
+    EXPECT_EQ(error_of([&] { (void)make_file_store(path_); }).what(),
+              "file store at " + path_ +
+                  " cannot be opened: this file is not a stitch store, or one of another version");
+    EXPECT_EQ(read().size(), size);
+  }
 }
 
 TEST_F(FileStoreTest, AStoppedProcessThatHoldsTheLockCannotHoldUpTimeouts) {

@@ -18,7 +18,9 @@
 #include <thread>
 #include <utility>
 
+#include "stitch/base/descriptor.h"
 #include "stitch/base/error.h"
+#include "stitch/base/random.h"
 
 namespace stitch::transport {
 
@@ -27,7 +29,11 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "the file is little-endian");
 
 constexpr std::string_view kMagic{"stitch store 1\n\0", 16};  // changes with the layout of the file
+// Of a file that was written anew: behind it is its Lineage.
+constexpr std::string_view kNextMagic{"stitch store 2\n\0", 16};
+constexpr std::size_t kLineageBytes = 2 * sizeof(std::uint64_t);
 constexpr std::size_t kPrefixBytes = sizeof(std::uint32_t) + sizeof(std::uint64_t);
+constexpr std::size_t kBufferBytes = std::size_t{1} << 20;
 constexpr std::chrono::seconds kLockTimeout{30};
 constexpr std::chrono::milliseconds kShortestLockWait{100};
 
@@ -55,61 +61,126 @@ std::uint64_t checksum(std::string_view payload) {
   return sum;
 }
 
+std::string record_of(std::string_view payload) {
+  const auto length = static_cast<std::uint32_t>(payload.size());
+  const std::uint64_t sum = checksum(payload);
+  std::string record(kPrefixBytes, '\0');
+  std::memcpy(record.data(), &length, sizeof(length));
+  std::memcpy(record.data() + sizeof(length), &sum, sizeof(sum));
+  return record.append(payload);
+}
+
 }  // namespace
 
-FileLog::FileLog(const std::string& path, Replay replay)
+FileLog::FileLog(const std::string& path, Replay replay, base::UniqueFunction<void()> restart)
     : path_(std::filesystem::absolute(path)),
       name_("file store at " + path),
-      replay_(std::move(replay)) {
-  const auto refuse = [this](const std::string& why) {
-    return Error(ErrorCode::invalid_argument, name_ + " cannot be opened: " + why);
-  };
-  file_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW, 0600);
-  if (file_ < 0) throw refuse(errno == ELOOP ? "it is a symbolic link" : reason(errno));
+      replay_(std::move(replay)),
+      restart_(std::move(restart)) {
   try {
-    struct stat state {};
-    if (::fstat(file_, &state) != 0) throw refuse(reason(errno));
-    if (!S_ISREG(state.st_mode)) throw refuse("it is not a regular file");
-    // A user who may write to the file decides which addresses the workers connect to.
-    if (state.st_uid != ::geteuid()) {
-      throw refuse("it belongs to user " + std::to_string(state.st_uid) +
-                   ", this process runs as " + std::to_string(::geteuid()));
-    }
-    if ((state.st_mode & (S_IRWXG | S_IRWXO)) != 0)
-      throw refuse("its mode is " + octal(state.st_mode & 07777) +
-                   ", so others may use it; only 0600 is allowed");
-    inode_ = state.st_ino;
-    device_ = state.st_dev;
-    lock(LOCK_EX, Deadline::max());
+    do {
+      take(open_checked(O_CREAT));  // another one may take the name before it is locked
+    } while (!lock_this(LOCK_EX, std::chrono::steady_clock::now(), Deadline::max()));
     open_header();
     replay_new();
     unlock();
   } catch (...) {
-    ::close(file_);
+    if (file_ >= 0) ::close(file_);
     throw;
   }
 }
 
 FileLog::~FileLog() { ::close(file_); }
 
+// Opens what the path names. Throws Error(invalid_argument) when that cannot be a store.
+int FileLog::open_checked(int flags) const {
+  const auto refuse = [this](const std::string& why) {
+    return Error(ErrorCode::invalid_argument, name_ + " cannot be opened: " + why);
+  };
+  const int opened =
+      ::open(path_.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW | flags, 0600);
+  if (opened < 0) throw refuse(errno == ELOOP ? "it is a symbolic link" : reason(errno));
+  base::Descriptor file(opened);
+  struct stat state {};
+  if (::fstat(file.get(), &state) != 0) throw refuse(reason(errno));
+  if (!S_ISREG(state.st_mode)) throw refuse("it is not a regular file");
+  // A user who may write to the file decides which addresses the workers connect to.
+  if (state.st_uid != ::geteuid()) {
+    throw refuse("it belongs to user " + std::to_string(state.st_uid) + ", this process runs as " +
+                 std::to_string(::geteuid()));
+  }
+  if ((state.st_mode & (S_IRWXG | S_IRWXO)) != 0) {
+    throw refuse("its mode is " + octal(state.st_mode & 07777) +
+                 ", so others may use it; only 0600 is allowed");
+  }
+  return file.release();
+}
+
+// Owns `file` from now on.
+void FileLog::take(int file) {
+  if (file_ >= 0) ::close(file_);
+  file_ = file;
+  end_ = 0;
+  lineage_.reset();
+  struct stat state {};
+  if (::fstat(file_, &state) != 0)
+    throw Error(ErrorCode::disconnected, name_ + " cannot be read: " + reason(errno));
+  inode_ = state.st_ino;
+  device_ = state.st_dev;
+}
+
+std::optional<FileLog::Lineage> FileLog::lineage_in(std::string_view header) {
+  if (header.size() != kNextMagic.size() + kLineageBytes || !header.starts_with(kNextMagic))
+    return std::nullopt;
+  Lineage lineage;
+  header.remove_prefix(kNextMagic.size());
+  std::memcpy(&lineage.first, header.data(), sizeof(lineage.first));
+  std::memcpy(&lineage.random, header.data() + sizeof(lineage.first), sizeof(lineage.random));
+  return lineage;
+}
+
 void FileLog::open_header() {
   const std::uint64_t size = size_checked();
-  std::array<char, kMagic.size()> header{};
+  std::array<char, kMagic.size() + kLineageBytes> header{};
   const std::size_t there = std::min<std::size_t>(size, header.size());
   read_at(0, header.data(), there);
+  lineage_ = lineage_in({header.data(), there});
+  if (lineage_) {
+    end_ = header.size();
+    return;
+  }
+  const std::string_view magic(header.data(), std::min(there, kMagic.size()));
   // A process that died while it created the file may have left part of the header.
-  if (std::string_view(header.data(), there) != kMagic.substr(0, there)) {
+  if (magic != kMagic.substr(0, magic.size())) {
     throw Error(
         ErrorCode::invalid_argument,
         name_ + " cannot be opened: this file is not a stitch store, or one of another version");
   }
-  if (there < header.size()) write_at(0, kMagic);
+  if (magic.size() < kMagic.size()) write_at(0, kMagic);
   end_ = kMagic.size();
+}
+
+void FileLog::follow() {
+  base::Descriptor file;
+  try {
+    file = base::Descriptor(open_checked(0));
+  } catch (const Error&) {
+    throw gone();
+  }
+  // Complete since before it has had the name, so no lock is needed.
+  std::array<char, kMagic.size() + kLineageBytes> header{};
+  const ssize_t there = ::pread(file.get(), header.data(), header.size(), 0);
+  const auto next = lineage_in({header.data(), there > 0 ? static_cast<std::size_t>(there) : 0});
+  if (!next || (lineage_ ? *lineage_ != *next : next->first != inode_)) throw gone();
+  take(file.release());
+  lineage_ = next;
+  end_ = header.size();
+  if (restart_) restart_();
 }
 
 void FileLog::catch_up(Deadline deadline) {
   // Sees every record that was complete when this began: end_ is always the end of a complete one.
-  if (size_checked() == end_) return;
+  if (size_at_path() == end_) return;
   lock(LOCK_SH, deadline);
   try {
     replay_new();
@@ -162,12 +233,7 @@ FileLog::Writer::Writer(FileLog& log) : log_(log) {
 FileLog::Writer::~Writer() { log_.unlock(); }
 
 void FileLog::Writer::append(std::string_view payload) {
-  const auto length = static_cast<std::uint32_t>(payload.size());
-  const std::uint64_t sum = checksum(payload);
-  std::string record(kPrefixBytes, '\0');
-  std::memcpy(record.data(), &length, sizeof(length));
-  std::memcpy(record.data() + sizeof(length), &sum, sizeof(sum));
-  record += payload;
+  const std::string record = record_of(payload);
   // Bytes after the last good record were written by a process that died: it held the lock that we
   // hold now.
   if (log_.size_checked() != log_.end_ &&
@@ -179,14 +245,71 @@ void FileLog::Writer::append(std::string_view payload) {
   log_.replay_(payload);
 }
 
+void FileLog::Writer::rewrite(const std::function<void(const Put&)>& state) {
+  const std::string path = log_.path_ + ".stitch.new";
+  const auto failed = [&] {
+    return Error(ErrorCode::disconnected, log_.name_ + " cannot be written anew: " + reason(errno));
+  };
+  const Lineage lineage = log_.lineage_.value_or(Lineage{log_.inode_, base::random_number()});
+  // Only who holds the lock writes it: one that is there was left by a process that died.
+  if (::unlink(path.c_str()) != 0 && errno != ENOENT) throw failed();
+  const int opened =
+      ::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW, 0600);
+  if (opened < 0) throw failed();
+  base::Descriptor file(opened);
+  std::uint64_t size = 0;
+  struct stat inode {};
+  try {
+    std::string bytes(kNextMagic);
+    bytes.append(reinterpret_cast<const char*>(&lineage.first), sizeof(lineage.first));
+    bytes.append(reinterpret_cast<const char*>(&lineage.random), sizeof(lineage.random));
+    const auto write_out = [&] {
+      for (std::string_view left = bytes; !left.empty();) {
+        const ssize_t put = ::write(file.get(), left.data(), left.size());
+        if (put < 0 && errno == EINTR) continue;
+        if (put <= 0) throw failed();
+        left.remove_prefix(static_cast<std::size_t>(put));
+      }
+      size += bytes.size();
+      bytes.clear();
+    };
+    state([&](std::string_view payload) {
+      bytes += record_of(payload);
+      if (bytes.size() >= kBufferBytes) write_out();
+    });
+    write_out();
+    // Its bytes before its name, also when the host fails; and none gets in before this process.
+    if (::fsync(file.get()) != 0 || ::flock(file.get(), LOCK_EX | LOCK_NB) != 0 ||
+        ::fstat(file.get(), &inode) != 0)
+      throw failed();
+    if (!log_.size_at_path()) throw log_.gone();
+    if (::rename(path.c_str(), log_.path_.c_str()) != 0) throw failed();
+  } catch (...) {
+    ::unlink(path.c_str());
+    throw;
+  }
+  log_.unlock();  // a forked child may have that file open, too
+  ::close(log_.file_);
+  log_.file_ = file.release();
+  log_.inode_ = inode.st_ino;
+  log_.device_ = inode.st_dev;
+  log_.lineage_ = lineage;
+  log_.end_ = size;
+}
+
 void FileLog::lock(int operation, Deadline deadline) {
   // The lock is held for one short operation, unless its holder is stopped: so this waits, with a
   // limit.
   const auto began = std::chrono::steady_clock::now();
   const auto give_up = std::clamp(deadline, began + kShortestLockWait, began + kLockTimeout);
+  while (!lock_this(operation, began, give_up)) follow();
+}
+
+bool FileLog::lock_this(int operation, Deadline began, Deadline give_up) {
   std::chrono::microseconds pause{20};
   while (::flock(file_, operation | LOCK_NB) != 0) {
     if (errno == EINTR) continue;
+    if (errno == ESTALE) return false;  // of a shared file system: it is there no more
     if (errno != EWOULDBLOCK)
       throw Error(ErrorCode::disconnected, name_ + " cannot be locked: " + reason(errno));
     const auto now = std::chrono::steady_clock::now();
@@ -198,19 +321,32 @@ void FileLog::lock(int operation, Deadline deadline) {
     std::this_thread::sleep_for(pause);
     pause = std::min(2 * pause, std::chrono::microseconds(250));
   }
+  try {
+    if (size_at_path()) return true;
+  } catch (...) {
+    unlock();
+    throw;
+  }
+  unlock();
+  return false;
 }
 
 void FileLog::unlock() noexcept { ::flock(file_, LOCK_UN); }
 
-std::uint64_t FileLog::size_checked() const {
+Error FileLog::gone() const {
+  return Error(ErrorCode::disconnected, name_ + " is gone: the file was deleted or replaced");
+}
+
+std::optional<std::uint64_t> FileLog::size_at_path() const {
   struct stat open_file {};
   struct stat at_path {};
-  if (::fstat(file_, &open_file) != 0)
+  if (::fstat(file_, &open_file) != 0) {
+    if (errno == ESTALE) return std::nullopt;
     throw Error(ErrorCode::disconnected, name_ + " cannot be read: " + reason(errno));
-  if (open_file.st_nlink == 0 || ::lstat(path_.c_str(), &at_path) != 0 ||
-      at_path.st_ino != inode_ || at_path.st_dev != device_) {
-    throw Error(ErrorCode::disconnected, name_ + " is gone: the file was deleted or replaced");
   }
+  if (open_file.st_nlink == 0 || ::lstat(path_.c_str(), &at_path) != 0 ||
+      at_path.st_ino != inode_ || at_path.st_dev != device_)
+    return std::nullopt;
   const auto size = static_cast<std::uint64_t>(open_file.st_size);
   if (size < end_) {
     throw Error(ErrorCode::disconnected, name_ + " is gone: the file was cut to " +
@@ -218,6 +354,11 @@ std::uint64_t FileLog::size_checked() const {
                                              std::to_string(end_));
   }
   return size;
+}
+
+std::uint64_t FileLog::size_checked() const {
+  if (const auto size = size_at_path()) return *size;
+  throw gone();
 }
 
 void FileLog::read_at(std::uint64_t offset, char* to, std::size_t bytes) const {

@@ -1,8 +1,11 @@
 #include "stitch/transport/store/file_store.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <cstring>
+#include <exception>
 #include <string_view>
+#include <utility>
 
 #include "stitch/base/deadline.h"
 #include "stitch/base/mutex.h"
@@ -14,6 +17,9 @@ namespace stitch::transport {
 namespace {
 
 constexpr std::chrono::milliseconds kLongestPause{8};
+// A file that is larger, and has so many bytes for each that is needed, is written anew.
+constexpr std::uint64_t kMinRewrittenBytes = std::uint64_t{4} << 20;
+constexpr std::uint64_t kMaxGrowth = 4;
 
 // A record is {u8 operation, u32 length of the key, key, value}.
 enum class Operation : char { set = 1, erase = 2 };
@@ -29,7 +35,8 @@ std::string encode(Operation operation, const std::string& key, const std::strin
 class FileStore final : public Store {
  public:
   explicit FileStore(const std::string& path)
-      : log_(path, [this](std::string_view record) { replay(record); }) {}
+      : log_(
+            path, [this](std::string_view record) { replay(record); }, [this] { restart(); }) {}
 
   void set(const std::string& key, const std::string& value) override {
     in_store(name_, [&] {
@@ -103,6 +110,33 @@ class FileStore final : public Store {
               const std::string& value) STITCH_REQUIRES(mutex_) {
     writer.append(encode(operation, key, value));
     changed_.notify_all();
+    if (log_.bytes() > std::max({kMinRewrittenBytes, kMaxGrowth * live_bytes_, rewrite_at_}))
+      rewrite(writer);
+  }
+
+  // That the file is too long is no reason for what was asked to fail.
+  void rewrite(FileLog::Writer& writer) STITCH_REQUIRES(mutex_) {
+    try {
+      writer.rewrite([this](const FileLog::Writer::Put& put) STITCH_NO_THREAD_SAFETY_ANALYSIS {
+        map_.for_each([&](const std::string& key, const std::string& value) {
+          put(encode(Operation::set, key, value));
+        });
+      });
+      rewrite_at_ = 0;
+    } catch (const std::exception&) {
+      rewrite_at_ = 2 * log_.bytes();  // the folder may be another user's, or the disk full
+    }
+  }
+
+  void restart() STITCH_NO_THREAD_SAFETY_ANALYSIS {
+    map_.clear_values();
+    live_bytes_ = 0;
+  }
+
+  // Of its record, roughly.
+  static std::uint64_t bytes_of(const std::string& key, const std::string& value) {
+    constexpr std::uint64_t kOtherBytes = 17;
+    return kOtherBytes + key.size() + value.size();
   }
 
   // Called by log_, which is only used under mutex_; the analysis cannot follow the callback.
@@ -114,10 +148,16 @@ class FileStore final : public Store {
     record.remove_prefix(1 + sizeof(length));
     if (length > record.size()) throw damaged();
     const std::string key(record.substr(0, length));
+    const std::string* former = map_.find(key);
+    const std::uint64_t freed = former == nullptr ? 0 : bytes_of(key, *former);
     if (operation == Operation::set) {
-      map_.set(key, std::string(record.substr(length)));
+      std::string value(record.substr(length));
+      const std::uint64_t added = bytes_of(key, value);
+      map_.set(key, std::move(value));
+      live_bytes_ += added - freed;
     } else if (operation == Operation::erase) {
       map_.erase(key);
+      live_bytes_ -= freed;
     } else {
       throw damaged();
     }
@@ -149,6 +189,8 @@ class FileStore final : public Store {
   base::Mutex mutex_;
   base::CondVar changed_;
   StoreMap map_ STITCH_GUARDED_BY(mutex_);
+  std::uint64_t live_bytes_ STITCH_GUARDED_BY(mutex_) = 0;  // what the records in map_ take
+  std::uint64_t rewrite_at_ STITCH_GUARDED_BY(mutex_) = 0;  // not before, after a failure
   FileLog log_ STITCH_GUARDED_BY(mutex_);  // after map_: its constructor fills that
   const std::string name_ = log_.describe();
 };

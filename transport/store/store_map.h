@@ -30,6 +30,13 @@ class StoreMap {
   [[nodiscard]] bool matches(const std::string& key,
                              const std::optional<std::string>& expected) const;
   bool erase(const std::string& key);
+  // All values; the waits stay.
+  void clear_values() noexcept { values_.clear(); }
+  // Calls f(key, value) with each.
+  template <class F>
+  void for_each(F&& f) const {
+    for (const auto& [key, value] : values_) f(key, value);
+  }
 
   // sum(), stored.
   std::int64_t add(const std::string& key, std::int64_t delta);
