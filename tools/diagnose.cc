@@ -20,8 +20,6 @@ namespace stitch_run {
 namespace {
 
 constexpr std::size_t kMaxChains = 50;
-// Dumps of one hang are written within seconds.
-constexpr double kOldSeconds = 60;
 
 std::string escaped(const std::string& text) {
   std::string result;
@@ -114,6 +112,10 @@ std::string diagnosis_text(const Dumps& dumps) {
   if (!dumps.left_out.empty()) {
     text += "\nleft out, because they cannot be read:\n";
     for (const std::string& each : dumps.left_out) text += "  " + each + '\n';
+  }
+  if (!dumps.former_lives.empty()) {
+    text += "\nof former lives, left out:\n";
+    for (const std::string& each : dumps.former_lives) text += "  " + each + '\n';
   }
   if (!dumps.other_runs.empty()) {
     text += "\nof other runs, left out:\n";

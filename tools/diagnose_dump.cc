@@ -1,9 +1,12 @@
 #include "diagnose_dump.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <fstream>
+#include <functional>
 #include <stdexcept>
 #include <system_error>
+#include <utility>
 
 namespace stitch_run {
 namespace {
@@ -131,7 +134,53 @@ namespace {
 struct Run {
   std::map<std::string, Dump, std::less<>> by_worker;
   std::map<std::string, Dump, std::less<>> running;
+  std::vector<std::string> former_lives;
   double newest = 0;  // dump of it
+};
+
+// What a former life of a worker has written says nothing about the one that runs.
+void leave_out_former_lives(Run& run) {
+  for (auto each = run.by_worker.begin(); each != run.by_worker.end();) {
+    const Dump& dump = each->second;
+    const auto sign = run.running.find(each->first);
+    if (sign == run.running.end() || sign->second.epoch <= dump.epoch) {
+      ++each;
+      continue;
+    }
+    char epochs[80];
+    std::snprintf(epochs, sizeof(epochs), " is of epoch %.0f, and epoch %.0f runs", dump.epoch,
+                  sign->second.epoch);
+    run.former_lives.push_back("\"" + dump.file + "\": worker \"" + dump.name + "\"" + epochs);
+    each = run.by_worker.erase(each);
+  }
+}
+
+// The newest files of a folder, of those that are read.
+class NewestFiles {
+ public:
+  void add(const std::filesystem::directory_entry& entry) {
+    std::error_code error;
+    const auto time = entry.last_write_time(error);
+    files_.emplace_back(error ? std::filesystem::file_time_type::min() : time, entry.path());
+    if (files_.size() == 2 * kMaxFiles) cut();
+  }
+  // By name.
+  [[nodiscard]] std::vector<std::filesystem::path> take() {
+    cut();
+    std::vector<std::filesystem::path> paths;
+    for (auto& file : files_) paths.push_back(std::move(file.second));
+    std::sort(paths.begin(), paths.end());
+    return paths;
+  }
+
+ private:
+  void cut() {
+    if (files_.size() <= kMaxFiles) return;
+    const auto end = files_.begin() + static_cast<std::ptrdiff_t>(kMaxFiles);
+    std::nth_element(files_.begin(), end, files_.end(), std::greater<>());
+    files_.erase(end, files_.end());
+  }
+  std::vector<std::pair<std::filesystem::file_time_type, std::filesystem::path>> files_;
 };
 
 std::string other_run_text(const std::string& world, const Run& run, double newest) {
@@ -161,6 +210,7 @@ Dumps newest_run(std::map<std::string, Run>& runs) {
   }
   dumps.by_worker = std::move(newest->second.by_worker);
   dumps.running = std::move(newest->second.running);
+  dumps.former_lives = std::move(newest->second.former_lives);
   return dumps;
 }
 
@@ -173,20 +223,21 @@ Dumps read_dumps(const std::filesystem::path& folder) {
            "\" is not a folder; dumps are in the one that Options::dump_dir or STITCH_DUMP_DIR "
            "named");
   }
-  std::vector<std::filesystem::path> files;
+  NewestFiles newest;
+  NewestFiles newest_signs;  // of workers that run for long: they are old
   for (const auto& entry : std::filesystem::directory_iterator(folder)) {
     if (entry.path().extension() != ".json") continue;
-    files.push_back(entry.path());
-    if (files.size() == kMaxFiles) break;
+    const bool sign = entry.path().stem().extension() == ".running";
+    (sign ? newest_signs : newest).add(entry);
   }
-  std::sort(files.begin(), files.end());
+  std::vector<std::filesystem::path> files = newest.take();
+  for (auto& sign : newest_signs.take()) files.push_back(std::move(sign));
   std::map<std::string, Run> runs;  // by world
   std::vector<std::string> left_out;
   for (const auto& file : files) {
     try {
       Dump dump = read_dump(file);
       Run& run = runs[dump.world];
-      if (!dump.only_running()) run.newest = std::max(run.newest, dump.time);
       auto& all = dump.only_running() ? run.running : run.by_worker;
       const auto found = all.find(dump.name);
       const bool newer = found == all.end() || dump.epoch > found->second.epoch ||
@@ -195,6 +246,10 @@ Dumps read_dumps(const std::filesystem::path& folder) {
     } catch (const std::exception& why) {
       left_out.push_back("\"" + readable(file.filename().string()) + "\": " + readable(why.what()));
     }
+  }
+  for (auto& [world, run] : runs) {
+    leave_out_former_lives(run);
+    for (const auto& [name, dump] : run.by_worker) run.newest = std::max(run.newest, dump.time);
   }
   Dumps dumps = newest_run(runs);
   dumps.left_out = std::move(left_out);
@@ -207,6 +262,9 @@ Dumps read_dumps(const std::filesystem::path& folder) {
               " workers run that write them there: send them SIGUSR1";
     }
     for (const std::string& each : dumps.left_out) text += "\n  left out: " + each;
+    for (const auto& [world, run] : runs) {
+      for (const std::string& each : run.former_lives) text += "\n  left out: " + each;
+    }
     refuse(text);
   }
   return dumps;

@@ -59,12 +59,14 @@ class Dump {
 [[nodiscard]] Dump read_dump(const std::filesystem::path& file);
 
 // The dumps of one run in a folder, the one of the newest dump: of each worker the newest of its
-// highest epoch, and its sign of life.
+// highest epoch, and its sign of life. A worker whose sign of life is of a higher epoch than all of
+// its dumps has none: those are of a process that is no more.
 struct Dumps {
   std::map<std::string, Dump, std::less<>> by_worker;
   std::map<std::string, Dump, std::less<>> running;
-  std::vector<std::string> left_out;    // files that cannot be read, and why
-  std::vector<std::string> other_runs;  // what the folder has of others, a line for each
+  std::vector<std::string> left_out;      // files that cannot be read, and why
+  std::vector<std::string> former_lives;  // dumps of such workers, a line for each
+  std::vector<std::string> other_runs;    // what the folder has of others, a line for each
   [[nodiscard]] const Dump* find(std::string_view worker) const;
 };
 // Throws std::runtime_error for what is no folder, or holds no dump that can be read.

@@ -464,6 +464,22 @@ void add_chains_of(const Dumps& dumps, const Dump& dump, std::vector<WaitChain>&
     follow(true, row.number("age"), [&](Follower& f) { f.follow_shutdown(dump, row); });
 }
 
+// What a dump says of which the others may know better.
+void name_old_dumps(const Dumps& dumps, std::vector<WaitChain>& chains) {
+  double newest = 0;
+  for (const auto& [name, dump] : dumps.by_worker) newest = std::max(newest, dump.time);
+  for (WaitChain& chain : chains) {
+    std::set<std::string> workers{chain.culprit};
+    for (const WaitLink& link : chain.links) workers.insert({link.worker, link.to});
+    for (const std::string& worker : workers) {
+      const Dump* const dump = dumps.find(worker);
+      if (dump == nullptr || newest - dump->time <= kOldSeconds) continue;
+      chain.text += " (the dump of worker " + in_quotes(worker) + " is " +
+                    seconds_text(newest - dump->time) + " older than the newest one)";
+    }
+  }
+}
+
 // The letter for the state of a process of this host; 0 if there is none.
 char process_state(long pid) {
   std::ifstream in("/proc/" + std::to_string(pid) + "/stat");
@@ -520,6 +536,7 @@ std::vector<std::string> silent_workers(const Dumps& dumps) {
 std::vector<WaitChain> find_waits(const Dumps& dumps) {
   std::vector<WaitChain> chains;
   for (const auto& [name, dump] : dumps.by_worker) add_chains_of(dumps, dump, chains);
+  name_old_dumps(dumps, chains);
   std::stable_sort(chains.begin(), chains.end(), [](const WaitChain& a, const WaitChain& b) {
     const auto rank = [](const WaitChain& chain) {
       return std::tuple(!chain.waited_for, !chain.circular, -chain.seconds);

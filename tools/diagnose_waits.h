@@ -40,6 +40,10 @@ struct WaitChain {
 // The workers that some dump names as members and that have written none themselves.
 [[nodiscard]] std::vector<std::string> silent_workers(const Dumps& dumps);
 
+// Dumps of one hang are written within seconds: one that is so much older than the newest one may
+// be of another.
+inline constexpr double kOldSeconds = 60;
+
 // "12.1 s".
 [[nodiscard]] std::string seconds_text(double seconds);
 

@@ -1,6 +1,8 @@
 // stitch-run --diagnose on dumps that are made up, damaged or hostile.
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <filesystem>
 #include <fstream>
 #include <random>
 #include <string>
@@ -128,6 +130,84 @@ TEST_F(Diagnose, TakesTheRunOfTheNewestDumpAndNamesTheOthers) {
                       "SIGUSR1\n"),
       std::string::npos)
       << result.out;
+}
+
+// A dump or sign of life of one life of a worker.
+std::string dump_of_life(int epoch, const std::string& name, const std::string& tables, double time,
+                         const std::string& reason = "signal SIGUSR1") {
+  return R"({"stitch_dump": 1, "name": ")" + name + R"(", "id": 0, "epoch": )" +
+         std::to_string(epoch) + R"(, "world": "7", "pid": 4999999, "host": "h", "reason": ")" +
+         reason + R"(", "time": )" + std::to_string(time) + R"(, "tables": [)" + tables + "]}";
+}
+
+TEST_F(Diagnose, AWorkerThatRunsAgainIsNotJudgedByADumpOfItsFormerLife) {
+  put("a.1.json", dump_of_life(1, "a", made("b", "now", 12), 200));
+  put("b.1.json", dump_of_life(1, "b", made("c", "long_ago", 900), 190));
+  put("b.2.running.json", dump_of_life(2, "b", "", 195, "running"));
+  const Result result = run();
+  EXPECT_EQ(result.status, 0);
+  EXPECT_TRUE(
+      result.out.starts_with("worker \"a\" waits for worker \"b\": call now() since 12.0 s"))
+      << result.out;
+  EXPECT_EQ(result.out.find("long_ago"), std::string::npos) << result.out;
+  EXPECT_NE(result.out.find("\"b\" has written no dump: look at process 4999999 on h"),
+            std::string::npos)
+      << result.out;
+  EXPECT_NE(result.out.find("\nof former lives, left out:\n"
+                            "  \"b.1.json\": worker \"b\" is of epoch 1, and epoch 2 runs\n"),
+            std::string::npos)
+      << result.out;
+}
+
+TEST_F(Diagnose, ADumpOfTheLifeThatRunsCountsAndTheSignOfAFormerOneDoesNot) {
+  put("b.1.running.json", dump_of_life(1, "b", "", 100, "running"));
+  put("b.1.json", dump_of_life(1, "b", made("c", "long_ago", 900), 100));
+  put("b.2.json", dump_of_life(2, "b", made("c", "now", 3), 150));
+  const Result result = run();
+  EXPECT_NE(result.out.find("call now() since"), std::string::npos) << result.out;
+  EXPECT_EQ(result.out.find("former lives"), std::string::npos) << result.out;
+}
+
+TEST_F(Diagnose, WithDumpsOfFormerLivesOnlySaysWhatRuns) {
+  put("b.1.json", dump_of_life(1, "b", made("c", "long_ago", 900), 100));
+  put("b.2.running.json", dump_of_life(2, "b", "", 150, "running"));
+  const Result result = run();
+  EXPECT_NE(result.status, 0);
+  EXPECT_NE(result.err.find("but 1 workers run that write them there: send them SIGUSR1"),
+            std::string::npos)
+      << result.err;
+  EXPECT_NE(result.err.find("left out: \"b.1.json\": worker \"b\" is of epoch 1, and epoch 2 runs"),
+            std::string::npos)
+      << result.err;
+}
+
+TEST_F(Diagnose, SaysOfAWaitThatItIsKnownFromAnOldDump) {
+  put("a.json", dump("a", made("b", "f", 1), 1000));
+  put("b.json", dump("b", made("c", "g", 1), 300));
+  EXPECT_NE(run().out.find(" (the dump of worker \"b\" is 700.0 s older than the newest one)\n"),
+            std::string::npos)
+      << run().out;
+  put("b.json", dump("b", made("c", "g", 1), 990));
+  EXPECT_EQ(run().out.find("older than"), std::string::npos) << run().out;
+}
+
+// So many that not all are read.
+TEST_F(Diagnose, OfTooManyFilesTheNewestAreRead) {
+  constexpr int kFiles = 20'050;
+  namespace fs = std::filesystem;
+  const auto long_ago = fs::file_time_type::clock::now() - std::chrono::hours(24);
+  for (int i = 0; i < kFiles; ++i) {
+    const std::string file = "old" + std::to_string(i) + ".json";
+    put(file, "");
+    fs::last_write_time(folder_.path() / file, long_ago);
+  }
+  put("m.json", dump("m", made("b", "newest", 1)));
+  put("m.1.running.json", dump_of_life(1, "m", "", 1, "running"));
+  fs::last_write_time(folder_.path() / "m.1.running.json", long_ago - std::chrono::hours(1));
+  const Dumps dumps = stitch_run::read_dumps(folder_.path());
+  EXPECT_NE(dumps.find("m"), nullptr);
+  EXPECT_EQ(dumps.left_out.size(), 19'999U);
+  EXPECT_EQ(dumps.other_runs.size(), 1U) << "the sign of life, of a world of its own here";
 }
 
 TEST_F(Diagnose, SaysThatNothingWaits) {
