@@ -54,12 +54,15 @@ Life& Members::add(Member member, const Complete& complete) {
   Life* former = life(member.info.id);
   const std::uint32_t id = member.info.id.value();
   auto life = std::make_unique<Life>(std::move(member), former);
+  // What takes memory comes first: a life that was published would be refused the next time.
+  auto name =
+      former == nullptr ? std::make_unique<Name>(life->info().name, life->info().id) : nullptr;
   complete(*life);
   Life& added = lives_.publish(id, std::move(life));
-  if (former == nullptr) {
+  if (name) {
     auto& head = bucket(added.info().name);
-    head.store(new Name{added.info().name, added.info().id, head.load()},
-               std::memory_order_release);
+    name->next = head.load();
+    head.store(name.release(), std::memory_order_release);
     size_.fetch_add(1);
   }
   return added;

@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "stitch/base/error.h"
@@ -68,7 +69,7 @@ class Members {
   using Complete = std::function<void(Life&)>;
   // Adds a new worker, or a life that follows the present one of its worker. Throws
   // Error(invalid_argument) for an id or name of another worker, an epoch that is not higher, or an
-  // id that is too large.
+  // id that is too large. Nothing has changed when it throws.
   Life& add(Member member, const Complete& complete);
   // Why add() would throw; nothing if it would not.
   [[nodiscard]] std::optional<Error> refusal(const WorkerInfo& info) const;
@@ -102,9 +103,10 @@ class Members {
 
  private:
   struct Name {
+    Name(std::string its_name, WorkerId its_id) : name(std::move(its_name)), id(its_id) {}
     std::string name;
     WorkerId id;
-    Name* next;
+    Name* next = nullptr;
   };
   static constexpr std::size_t kBuckets = 1024;
   [[nodiscard]] std::atomic<Name*>& bucket(std::string_view name) const;

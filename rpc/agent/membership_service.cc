@@ -179,8 +179,8 @@ bool MembershipService::tell(const MembershipProtocol::Event& event) {
     case Kind::joined: {
       const Member member = base::patiently([&] { return see(event.card); });
       base::patiently([&] { agent_.device_tensors().add({member.info, member.devices}); });
-      // Throws for a life that is known.
       base::patiently([&] { agent_.graceful_shutdown().on_peer_joining(member.info); });
+      // Throws for a life that is known, but for one of which a try without memory has made part.
       Life& life = *base::patiently([&] { return &peers.add_life(member); });
       agent_.graceful_shutdown().on_peer_joined();
       agent_.for_each_extension([&](Extension& extension) {

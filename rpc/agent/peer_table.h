@@ -102,7 +102,8 @@ class PeerTable {
     members_.for_each(f);
   }
   // Adds a worker, or a new life of one: the former life is then over, lost if it was not. Throws
-  // as Members::add(). Its connections wait until admit().
+  // as Members::add(). Its connections wait until admit(). After std::bad_alloc it may be called
+  // again, which does what is left.
   Life& add_life(const Member& member) STITCH_EXCLUDES(mutex_);
   void admit(Life& life) STITCH_EXCLUDES(mutex_);
   // Ends the connection to a life, which is lost before this returns; `over`: its messages are

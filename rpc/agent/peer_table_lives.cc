@@ -57,8 +57,13 @@ Life& PeerTable::add_life(const Member& member) {
   Life* added = nullptr;
   {
     base::MutexLock lock(mutex_);
-    added = &members_.add(member,
-                          [this](Life& life) STITCH_NO_THREAD_SAFETY_ANALYSIS { complete(life); });
+    Life* const present = members_.life(member.info.id);
+    if (present != nullptr && present->info() == member.info && !present->announced.load()) {
+      added = present;  // without memory, the rest was not done
+    } else {
+      added = &members_.add(
+          member, [this](Life& life) STITCH_NO_THREAD_SAFETY_ANALYSIS { complete(life); });
+    }
     if (Life* former = added->previous) {
       former->over.store(true, std::memory_order_release);
       peer(*former).lose(
