@@ -94,7 +94,7 @@ class Entrance {
 std::shared_ptr<Agent> Entrance::enter() {
   const auto [name, rank] = std::pair(options_.name, options_.rank);
   RunningWorld running(options_, *store_, deadline_);
-  if (opened_.reopen && options_.world_size.is_elastic())
+  if (opened_.served && options_.world_size.is_elastic())
     running.await_former_world(opened_.server != nullptr);
   bool tried = false;
   const auto start_over = [&, name = name, rank = rank] {

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
+#include <filesystem>
 #include <optional>
 #include <utility>
 
@@ -69,7 +70,10 @@ OpenStore open_store(const Options& options, std::shared_ptr<const transport::Se
     return opened;
   }
   if (method.starts_with("file://")) {
+    // By its full name: the program may change its folder.
+    const std::string path = std::filesystem::absolute(method.substr(7));
     opened.store = own_keys(transport::make_file_store(method.substr(7)));
+    opened.reopen = [path, own_keys] { return own_keys(transport::make_file_store(path)); };
     return opened;
   }
   const auto place = parse_tcp_method(method).value();  // checked by resolve_options()
@@ -84,6 +88,7 @@ OpenStore open_store(const Options& options, std::shared_ptr<const transport::Se
   transport::TcpStoreOptions again = tcp;
   again.one_round = true;
   again.connect_timeout = OpenStore::kStoreTimeout;
+  opened.served = true;
   opened.reopen = [loop, again, own_keys] {
     // The store uses the loop as long as it lives.
     const auto store = transport::make_tcp_store(*loop, again);

@@ -19,10 +19,12 @@ struct OpenStore {
 
   std::shared_ptr<transport::Store> store;
   std::shared_ptr<void> server{};  // on the worker that hosts the store; ends with its last owner
-  // Of a TCP store: connects anew, because the host may be another process by now. Throws as the
-  // store does, within kStoreTimeout.
+  // Connects to a TCP store anew, because the host may be another process by now; opens a file
+  // anew, because it may have been deleted or replaced. Throws as the store does, that of TCP
+  // within kStoreTimeout.
   std::function<std::shared_ptr<transport::Store>()> reopen{};
-  bool alone = false;  // no other worker can see it
+  bool served = false;  // by a worker: it is lost with that one, and may come back empty
+  bool alone = false;   // no other worker can see it
 };
 
 // Opens the store that `options` names: Options::store, else that of init_method, which the worker

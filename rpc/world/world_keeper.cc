@@ -21,6 +21,10 @@ namespace {
 constexpr std::chrono::milliseconds kLookInterval{200};
 // Beyond what one request to the store may take.
 constexpr std::chrono::milliseconds kEndTimeout = OpenStore::kStoreTimeout * 3 / 2;
+
+bool is_away(const Error& error) {
+  return error.code() == ErrorCode::disconnected || error.code() == ErrorCode::timeout;
+}
 }  // namespace
 
 WorldKeeper::WorldKeeper(OpenStore opened, WorldRecord record)
@@ -146,22 +150,60 @@ void WorldKeeper::run() {
   }
 }
 
-void WorldKeeper::look_after_store(Agent& agent, bool ending) {
+void WorldKeeper::look_after_store(Agent& agent, bool ending) noexcept {
+  try {
+    auto failure = try_store(agent, ending);
+    // A file that is gone is another one at the second try. A world that ends makes none.
+    const bool gone = failure && failure->code() == ErrorCode::disconnected;
+    if (gone && opened_.reopen && !opened_.served && !ending) failure = try_store(agent, ending);
+    // Workers that start look for the host of a served store, too.
+    const bool away = failure && opened_.served && is_away(*failure);
+    if (failure && !away && !ending) report(agent, *failure);
+  } catch (...) {
+    // There is no memory at the moment.
+  }
+}
+
+// Why the store has not the record of this world; nothing if it has, and is as it should be.
+std::optional<Error> WorldKeeper::try_store(Agent& agent, bool ending) {
+  std::optional<Error> failure;
   try {
     if (!store_) store_ = opened_.reopen ? opened_.reopen() : opened_.store;
     update_entries(agent);
-    write_record(*store_, ending);
-    if (!ending) answer(*store_);
+    bool ours = true;
+    try {
+      ours = write_record(*store_, ending);
+    } catch (const Error& error) {
+      if (is_away(error)) throw;
+      failure = error;
+    }
+    // Also where the record cannot be written: who rings has found a former one, and joins by it.
+    // Not for another world, which may be dead.
+    if (ours && !ending) answer(*store_);
+  } catch (const std::bad_alloc&) {
+    if (opened_.reopen) store_ = nullptr;
+    throw;
   } catch (...) {
     // Its host is gone, or does not answer: another may serve it soon. A store of the program's own
     // may throw anything.
+    if (!failure) failure = to_error(std::current_exception());
     if (opened_.reopen) store_ = nullptr;
   }
+  return failure;
+}
+
+void WorldKeeper::report(const Agent& agent, const Error& failure) {
+  if (std::exchange(failure_reported_, true)) return;
+  const std::string store = opened_.store->describe();
+  std::string why = failure.what();
+  if (why.find(store) == std::string::npos) why += " in " + store;
+  std::fprintf(stderr, "stitch: worker \"%s\" (id %u) cannot keep the record of its world: %s\n",
+               agent.self().name.c_str(), agent.self().id.value(), why.c_str());
 }
 
 // Each worker's last life. One that is over keeps its place: its name keeps its id, and the next
 // life gets a higher epoch, also if that life has come and gone while another worker kept the
-// record, in a store that is lost.
+// record, in a store that is lost. More than name, id and epoch is not kept of it: there are many.
 void WorldKeeper::update_entries(const Agent& agent) {
   for (auto& entry : record_.entries) entry.live = false;
   for (auto& life : agent.known_lives()) {
@@ -175,24 +217,28 @@ void WorldKeeper::update_entries(const Agent& agent) {
       *found = {std::move(life.card), live};
     }
   }
+  for (auto& entry : record_.entries) {
+    if (!entry.live) entry.card = MemberCard{std::move(entry.card.info), {}, {}};
+  }
   std::sort(record_.entries.begin(), record_.entries.end(),
             [](const auto& a, const auto& b) { return a.card.info.id < b.card.info.id; });
 }
 
-void WorldKeeper::write_record(transport::Store& store, bool ending) {
+bool WorldKeeper::write_record(transport::Store& store, bool ending) {
   const std::string wanted = ending ? "" : record_.encode();
   const auto there = store.try_get(world_key::kWorld);
-  if (there.value_or("") == wanted) return;
+  if (there.value_or("") == wanted) return true;
   if (there && !there->empty() && WorldRecord::decode(*there).number != record_.number) {
     if (!std::exchange(another_world_reported_, true) && !ending) {
       std::fprintf(stderr,
                    "stitch: another world runs at %s: workers that start find that one, not this\n",
                    store.describe().c_str());
     }
-    return;
+    return false;
   }
   if (!there || there->empty()) store.add(world_key::kGeneration, 1);
   store.compare_and_set(world_key::kWorld, there, wanted);
+  return true;
 }
 
 void WorldKeeper::answer(transport::Store& store) {

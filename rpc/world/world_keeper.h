@@ -4,8 +4,10 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <thread>
 
+#include "stitch/base/error.h"
 #include "stitch/base/mutex.h"
 #include "stitch/rpc/agent/agent.h"
 #include "stitch/rpc/world/open_store.h"
@@ -16,10 +18,11 @@ namespace stitch::rpc {
 // Keeps the record of the running world in its store, where workers that start find it. Every
 // worker has one; the live worker with the lowest id does the work, on a thread that it starts for
 // that: it writes the record when the members change or when the store has come back empty (a new
-// worker of rank 0 serves it), and answers those that ring, so that they know the world from a dead
-// one. The loss of the store is not reported: it is needed for joins only, and looked for again
-// until it is there. Part of what an Agent keeps until its end. Thread contract: any thread;
-// no lock is held while it asks the agent.
+// worker of rank 0 serves it; the file was deleted or replaced), and answers those that ring, so
+// that they know the world from a dead one. That a store is away which a worker serves is not
+// reported: it is needed for joins only, and looked for again until it is there. What else keeps
+// the record from it is said once, on stderr. Part of what an Agent keeps until its end. Thread
+// contract: any thread; no lock is held while it asks the agent.
 class WorldKeeper {
  public:
   // `record`: of the world as this worker found it.
@@ -44,8 +47,11 @@ class WorldKeeper {
  private:
   void run() STITCH_EXCLUDES(mutex_);
   [[nodiscard]] bool keeps(const Agent& agent) const;
-  void look_after_store(Agent& agent, bool ending) STITCH_EXCLUDES(mutex_);
-  void write_record(transport::Store& store, bool ending);
+  void look_after_store(Agent& agent, bool ending) noexcept STITCH_EXCLUDES(mutex_);
+  [[nodiscard]] std::optional<Error> try_store(Agent& agent, bool ending) STITCH_EXCLUDES(mutex_);
+  void report(const Agent& agent, const Error& failure);
+  // False: the store has the record of another world.
+  bool write_record(transport::Store& store, bool ending);
   void answer(transport::Store& store);
   void update_entries(const Agent& agent);
   void start_thread() STITCH_EXCLUDES(mutex_);
@@ -56,6 +62,7 @@ class WorldKeeper {
   WorldRecord record_;
   std::shared_ptr<transport::Store> store_;  // null: to be opened again
   bool another_world_reported_ = false;
+  bool failure_reported_ = false;
 
   std::atomic<bool> without_thread_reported_{false};
 

@@ -14,7 +14,7 @@ namespace stitch::rpc {
 // empty value under the key means that no world runs. A plain value.
 struct WorldRecord {
   struct Entry {
-    MemberCard card;
+    MemberCard card;   // of one that is not live: without addresses and record
     bool live = true;  // false: dead or left; its name keeps its id
   };
   std::uint64_t number = 0;  // which all members of the world share

@@ -1,0 +1,256 @@
+// How the keeper of a world's record gets on with a store that is lost, replaced or refuses it.
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "stitch/rpc/worker.h"
+#include "stitch/rpc/world/world_keeper.h"
+#include "stitch/rpc/world/world_record.h"
+#include "stitch/transport/store/file_store.h"
+#include "stitch/transport/store/hash_store.h"
+#include "stitch/transport/store/prefix_store.h"
+#include "tests/support/cluster.h"
+#include "tests/support/eventually.h"
+#include "tests/support/temporary_folder.h"
+
+namespace {
+
+using namespace std::chrono_literals;
+using stitch::Error;
+using stitch::ErrorCode;
+using stitch::Options;
+using stitch::rpc::OpenStore;
+using stitch::rpc::WorldKeeper;
+using stitch::rpc::WorldRecord;
+using stitch::testing::Cluster;
+using stitch::testing::eventually;
+using stitch::testing::TemporaryFolder;
+using stitch::transport::Store;
+namespace fs = std::filesystem;
+namespace world_key = stitch::rpc::world_key;
+
+int twice(int x) { return 2 * x; }
+
+// What is printed on stderr, until the destructor.
+class Stderr {
+ public:
+  Stderr() {
+    std::fflush(stderr);
+    const int file = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+    EXPECT_GE(file, 0);
+    ::dup2(file, STDERR_FILENO);
+    ::close(file);
+  }
+  ~Stderr() {
+    std::fflush(stderr);
+    ::dup2(former_, STDERR_FILENO);
+    ::close(former_);
+    std::fputs(text().c_str(), stderr);
+  }
+  Stderr(const Stderr&) = delete;
+  Stderr& operator=(const Stderr&) = delete;
+  [[nodiscard]] std::string text() const {
+    std::ifstream in(path_, std::ios::binary);
+    return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+  }
+  [[nodiscard]] int count(const std::string& part) const {
+    const std::string all = text();
+    int found = 0;
+    for (auto at = all.find(part); at != std::string::npos; at = all.find(part, at + 1)) ++found;
+    return found;
+  }
+
+ private:
+  const TemporaryFolder folder_;
+  const fs::path path_ = folder_.path() / "stderr";
+  const int former_ = ::fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 0);
+};
+
+std::shared_ptr<Store> keys_of(std::shared_ptr<Store> store) {
+  return stitch::transport::make_prefix_store("stitch", std::move(store));
+}
+
+// Worlds that meet at a file.
+class WorldFile : public ::testing::Test {
+ protected:
+  WorldFile() { fs::create_directory(folder_); }
+  Options elastic(const std::string& name) const {
+    return {.name = name,
+            .world_size = "1:8",
+            .init_method = "file://" + path_.string(),
+            .rpc_timeout = 20s,
+            .init_timeout = 30s,
+            .shutdown_timeout = 10s};
+  }
+  // Whose world the file has; empty if it has none, or is not there.
+  [[nodiscard]] std::vector<std::string> live_names() const {
+    if (!fs::exists(path_)) return {};
+    const auto text =
+        keys_of(stitch::transport::make_file_store(path_))->try_get(world_key::kWorld);
+    return text && !text->empty() ? WorldRecord::decode(*text).live_names()
+                                  : std::vector<std::string>{};
+  }
+  [[nodiscard]] bool has(const std::vector<std::string>& names) const {
+    return eventually([&] { return live_names() == names; });
+  }
+
+  const TemporaryFolder temporary_;
+  const fs::path folder_ = temporary_.path() / "folder";
+  const fs::path path_ = folder_ / "store";
+};
+
+TEST_F(WorldFile, ThatIsDeletedIsMadeAnewWithTheRecord) {
+  const Stderr printed;
+  auto a = stitch::init(elastic("a"));
+  for (int i = 0; i < 2; ++i) {
+    fs::remove(path_);
+    EXPECT_TRUE(has({"a"}));
+  }
+  auto b = stitch::init(elastic("b"));
+  EXPECT_EQ(a.rpc_sync<twice>("b", 21), 42) << "it is another world";
+  EXPECT_TRUE(has({"a", "b"}));
+  EXPECT_EQ(printed.text(), "");
+}
+
+TEST_F(WorldFile, ThatAnotherWorldHasMadeAnewIsSaidAndNotTouched) {
+  const Stderr printed;
+  auto a = stitch::init(elastic("a"));
+  EXPECT_TRUE(has({"a"}));
+  WorldRecord other;
+  other.number = 77;
+  other.size = "1:8";
+  other.entries.push_back({{{"stranger", stitch::WorkerId(0), 1}, {}, {}}, true});
+  const fs::path elsewhere = folder_ / "elsewhere";
+  keys_of(stitch::transport::make_file_store(elsewhere))->set(world_key::kWorld, other.encode());
+  fs::rename(elsewhere, path_);
+  const std::string line = "stitch: another world runs at file store at " + path_.string();
+  EXPECT_TRUE(eventually([&] { return printed.count(line) == 1; }));
+  EXPECT_EQ(live_names(), std::vector<std::string>{"stranger"});
+  const auto keys = keys_of(stitch::transport::make_file_store(path_));
+  keys->set(world_key::kRing, "101");
+  EXPECT_FALSE(eventually([&] { return keys->try_get(world_key::kRung) == "101"; }, 500ms))
+      << "it answers for the other world";
+  fs::remove(path_);
+  EXPECT_TRUE(has({"a"}));
+  EXPECT_EQ(printed.count("another world"), 1);
+}
+
+TEST_F(WorldFile, WithoutAFolderIsSaidOnceAndLookedForAgain) {
+  const Stderr printed;
+  auto a = stitch::init(elastic("a"));
+  const std::string line =
+      "stitch: worker \"a\" (id 0) cannot keep the record of its world: "
+      "file store at " +
+      path_.string() + " cannot be opened: no such file or directory\n";
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_TRUE(has({"a"}));
+    fs::remove_all(folder_);
+    EXPECT_TRUE(eventually([&] { return printed.count(line) == 1; }));
+    fs::create_directory(folder_);
+  }
+  EXPECT_TRUE(has({"a"}));
+  EXPECT_EQ(printed.text(), line);
+}
+
+// A store that takes the first record of a world and none after it.
+class FullStore final : public Store {
+ public:
+  std::string compare_and_set(const std::string& key, const std::optional<std::string>& expected,
+                              const std::string& desired) override {
+    if (key == "stitch/world" && expected && !expected->empty() && !desired.empty())
+      throw Error(ErrorCode::out_of_range, "the value is too long");
+    return store_->compare_and_set(key, expected, desired);
+  }
+  std::optional<std::string> try_get(const std::string& key) override {
+    return store_->try_get(key);
+  }
+  void set(const std::string& key, const std::string& value) override { store_->set(key, value); }
+  std::string get(const std::string& key, Timeout timeout) override {
+    return store_->get(key, timeout);
+  }
+  void wait(const std::vector<std::string>& keys, Timeout timeout) override {
+    store_->wait(keys, timeout);
+  }
+  std::int64_t add(const std::string& key, std::int64_t delta) override {
+    return store_->add(key, delta);
+  }
+  bool erase(const std::string& key) override { return store_->erase(key); }
+  std::string describe() const override { return "full store"; }
+
+ private:
+  const std::shared_ptr<Store> store_ = stitch::transport::make_hash_store();
+};
+
+Options at_store(const std::string& name, std::shared_ptr<Store> store) {
+  return {.name = name,
+          .world_size = "1:8",
+          .rpc_timeout = 20s,
+          .init_timeout = 30s,
+          .shutdown_timeout = 10s,
+          .store = std::move(store)};
+}
+
+TEST(WorldKeeper, ARecordThatCannotBeWrittenIsSaidOnceAndWhoRingsIsAnswered) {
+  const Stderr printed;
+  const auto store = std::make_shared<FullStore>();
+  auto a = stitch::init(at_store("a", store));
+  auto b = stitch::init(at_store("b", store));
+  const std::string line =
+      "stitch: worker \"a\" (id 0) cannot keep the record of its world: the value is too long in "
+      "full store\n";
+  EXPECT_TRUE(eventually([&] { return printed.count(line) == 1; }));
+  const auto keys = keys_of(store);
+  for (const char* ring : {"101", "102", "103"}) {
+    keys->set(world_key::kRing, ring);
+    EXPECT_TRUE(eventually([&] { return keys->try_get(world_key::kRung) == ring; })) << ring;
+  }
+  auto c = stitch::init(at_store("c", store));  // by the record that is there
+  EXPECT_EQ(c.rpc_sync<twice>("a", 4), 8);
+  EXPECT_EQ(printed.text(), line);
+}
+
+TEST(WorldKeeper, OfALifeThatIsOverTheRecordHasNameIdAndEpochOnly) {
+  const auto store = stitch::transport::make_hash_store();
+  auto a = stitch::init(at_store("a", store));
+  auto b = stitch::init(at_store("b", store));
+  const auto entry_of_b = [&]() -> std::optional<WorldRecord::Entry> {
+    const auto record = WorldRecord::decode(keys_of(store)->try_get(world_key::kWorld).value());
+    const auto* found = record.find("b");
+    return found == nullptr ? std::nullopt : std::optional(*found);
+  };
+  EXPECT_TRUE(eventually([&] { return entry_of_b() && entry_of_b()->live; }));
+  EXPECT_FALSE(entry_of_b()->card.record.empty());
+  b.shutdown();
+  EXPECT_TRUE(eventually([&] { return !entry_of_b()->live; }));
+  EXPECT_EQ(entry_of_b()->card, (stitch::rpc::MemberCard{{"b", stitch::WorkerId(1), 1}, {}, {}}));
+  auto again = stitch::init(at_store("b", store));
+  EXPECT_EQ(again.info(), (stitch::WorkerInfo{"b", stitch::WorkerId(1), 2}));
+  EXPECT_EQ(a.rpc_sync<twice>("b", 4), 8);
+}
+
+TEST(WorldKeeper, TheRecordOfAllNamesThatAWorldCanHaveFitsIntoAStore) {
+  constexpr std::size_t kName = 100;
+  WorldRecord record;
+  record.size = "1:8";
+  for (std::uint32_t id = 0; id < 65'536; ++id) {
+    std::string name = "worker" + std::to_string(id);
+    name.resize(kName, '-');
+    record.entries.push_back({{{name, stitch::WorkerId(id), 1}, {}, {}}, false});
+  }
+  EXPECT_LE(record.encode().size(), Store::kMaxValueBytes);
+}
+
+}  // namespace
