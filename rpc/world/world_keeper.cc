@@ -19,6 +19,9 @@ using std::chrono::steady_clock;
 
 namespace {
 constexpr std::chrono::milliseconds kLookInterval{200};
+// From the begin of one look for a store that is away to that of the next: doubled up to this. Who
+// starts as its host waits for a keeper (RunningWorld::kKeeperTime).
+constexpr std::chrono::milliseconds kLongestLookInterval{800};
 // Beyond what one request to the store may take.
 constexpr std::chrono::milliseconds kEndTimeout = OpenStore::kStoreTimeout * 3 / 2;
 
@@ -112,6 +115,7 @@ void WorldKeeper::stop() {
 }
 
 void WorldKeeper::run() {
+  auto interval = kLookInterval;
   for (;;) {
     std::uint64_t seen = 0;
     bool ending = false;
@@ -131,14 +135,16 @@ void WorldKeeper::run() {
     } catch (const std::bad_alloc&) {
       unknown = true;  // it looks again soon
     }
-    if (responsible) look_after_store(*agent, ending);
+    const auto began = steady_clock::now();
+    const bool there = !responsible || look_after_store(*agent, ending);
+    interval = there ? kLookInterval : std::min(2 * interval, kLongestLookInterval);
     agent.reset();  // its end waits for this thread
     base::MutexLock lock(mutex_);
     if (responsible && ending) {
       ended_ = true;
       changed_.notify_all();
     }
-    const auto until = steady_clock::now() + kLookInterval;
+    const auto until = std::max(began + interval, steady_clock::now() + kLookInterval);
     while (!stopped_ && changes_ == seen &&
            (!(responsible || unknown) || steady_clock::now() < until)) {
       if (responsible || unknown) {
@@ -150,7 +156,7 @@ void WorldKeeper::run() {
   }
 }
 
-void WorldKeeper::look_after_store(Agent& agent, bool ending) noexcept {
+bool WorldKeeper::look_after_store(Agent& agent, bool ending) noexcept {
   try {
     auto failure = try_store(agent, ending);
     // A file that is gone is another one at the second try. A world that ends makes none.
@@ -159,8 +165,9 @@ void WorldKeeper::look_after_store(Agent& agent, bool ending) noexcept {
     // Workers that start look for the host of a served store, too.
     const bool away = failure && opened_.served && is_away(*failure);
     if (failure && !away && !ending) report(agent, *failure);
+    return !away;
   } catch (...) {
-    // There is no memory at the moment.
+    return true;  // there is no memory at the moment
   }
 }
 

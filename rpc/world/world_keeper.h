@@ -47,7 +47,8 @@ class WorldKeeper {
  private:
   void run() STITCH_EXCLUDES(mutex_);
   [[nodiscard]] bool keeps(const Agent& agent) const;
-  void look_after_store(Agent& agent, bool ending) noexcept STITCH_EXCLUDES(mutex_);
+  // False: a store that a worker serves is away.
+  bool look_after_store(Agent& agent, bool ending) noexcept STITCH_EXCLUDES(mutex_);
   [[nodiscard]] std::optional<Error> try_store(Agent& agent, bool ending) STITCH_EXCLUDES(mutex_);
   void report(const Agent& agent, const Error& failure);
   // False: the store has the record of another world.

@@ -253,4 +253,38 @@ TEST(WorldKeeper, TheRecordOfAllNamesThatAWorldCanHaveFitsIntoAStore) {
   EXPECT_LE(record.encode().size(), Store::kMaxValueBytes);
 }
 
+// A tcp store whose host is gone for a while.
+TEST(WorldKeeper, LooksLessOftenForAStoreThatStaysAwayAndSaysNothing) {
+  using Clock = std::chrono::steady_clock;
+  const Stderr printed;
+  Cluster cluster(2);
+  const auto store = stitch::transport::make_hash_store();
+  std::atomic<bool> away{true};
+  std::mutex mutex;
+  std::vector<Clock::time_point> looks;
+  const auto reopen = [&]() -> std::shared_ptr<Store> {
+    const std::lock_guard lock(mutex);
+    looks.push_back(Clock::now());
+    if (away) throw Error(ErrorCode::disconnected, "the host is gone");
+    return store;
+  };
+  const auto looked = [&](std::size_t times) {
+    const std::lock_guard lock(mutex);
+    return looks.size() >= times;
+  };
+  WorldRecord record;
+  record.number = 5;
+  record.size = 2;
+  WorldKeeper keeper(OpenStore{.store = store, .reopen = reopen, .served = true}, record);
+  keeper.start(cluster[0].agent());
+  EXPECT_TRUE(eventually([&] { return looked(4); }));
+  {
+    const std::lock_guard lock(mutex);
+    EXPECT_GE(looks[3] - looks[2], 600ms);
+  }
+  away = false;
+  EXPECT_TRUE(eventually([&] { return store->try_get(world_key::kWorld).has_value(); }));
+  EXPECT_EQ(printed.text(), "");
+}
+
 }  // namespace
