@@ -54,6 +54,10 @@ MemberCard MemberCard::read(base::ByteReader& in) {
                       std::to_string(kMaxAddress) + " printable characters of ASCII");
   }
   card.record = in.read_string();
+  if (card.record.size() > kMaxRecordBytes)
+    throw Error(ErrorCode::protocol, "card of " + to_string(card.info) + " has a record of " +
+                                         std::to_string(card.record.size()) +
+                                         " bytes; the limit is " + std::to_string(kMaxRecordBytes));
   return card;
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <vector>
 
@@ -11,9 +12,13 @@ namespace stitch::rpc {
 // What a worker makes known about one life of itself: in the store of its world, and to the members
 // of a running world that it joins. A plain value.
 struct MemberCard {
+  // All cards of a world are in one value of its store.
+  static constexpr std::size_t kMaxRecordBytes = std::size_t{64} << 10;
+
   WorkerInfo info;
   std::vector<std::string> addresses;  // all that it listens on, best first
-  std::string record;                  // its MemberRecord, encoded (rpc/world/member_record.h)
+  // Its MemberRecord, encoded (rpc/world/member_record.h); at most kMaxRecordBytes.
+  std::string record;
 
   void write(base::ByteWriter& out) const;
   // Throws Error(protocol) for what is no card, or names no worker.

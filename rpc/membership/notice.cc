@@ -12,9 +12,20 @@ void write_info(base::ByteWriter& out, const WorkerInfo& info) {
   out.write(info.epoch);
 }
 
+// A text of a peer, which is kept, told to others, and may end up on a terminal.
+std::string read_text(base::ByteReader& in, std::size_t most) {
+  std::string text = in.read_string();
+  if (text.size() > most) text.resize(most);
+  for (char& each : text) {
+    if (each < ' ' || each > '~') each = '?';
+  }
+  return text;
+}
+
 WorkerInfo read_info(base::ByteReader& in) {
+  constexpr std::size_t kMaxName = 127;
   WorkerInfo info;
-  info.name = in.read_string();
+  info.name = read_text(in, kMaxName);
   info.id = WorkerId(in.read<std::uint32_t>());
   info.epoch = in.read<std::uint64_t>();
   return info;
@@ -38,7 +49,7 @@ void Notice::write(base::Bytes& bytes) const {
 
 Notice Notice::read(std::span<const std::byte> bytes) {
   constexpr std::size_t kMinLifeBytes = 1 + 4 + 4 + 4 + 8 + 4 + 4;
-  constexpr std::size_t kMaxText = 4096;  // texts are kept, and told to others
+  constexpr std::size_t kMaxText = 4096;
   base::ByteReader in(bytes, "notice of membership");
   const auto wrong = [](const std::string& what) {
     return Error(ErrorCode::protocol, "notice of membership: " + what);
@@ -50,15 +61,13 @@ Notice Notice::read(std::span<const std::byte> bytes) {
   notice.about = read_info(in);
   if (!is_worker_name(notice.about.name)) throw wrong("it is about what is no worker's name");
   notice.by = read_info(in);
-  notice.text = in.read_string();
-  if (notice.text.size() > kMaxText) notice.text.resize(kMaxText);
+  notice.text = read_text(in, kMaxText);
   const auto count = in.read_count(kMinLifeBytes);
   for (std::uint32_t i = 0; i < count; ++i) {
     KnownLife life;
     life.state = in.read<LifeState>();
     if (life.state > LifeState::left) throw wrong("the state of a life is unknown");
-    life.verdict = in.read_string();
-    if (life.verdict.size() > kMaxText) life.verdict.resize(kMaxText);
+    life.verdict = read_text(in, kMaxText);
     life.card = MemberCard::read(in);
     notice.lives.push_back(std::move(life));
   }

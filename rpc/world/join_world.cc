@@ -257,6 +257,15 @@ MemberCard Entrance::listen(const WorkerInfo& info, std::uint64_t world,
   faults_ = plan ? transport::Faults::make(*plan, options_.name) : nullptr;
   peers_ = std::make_unique<PeerTable>(options_.reconnect_timeout);
   MemberCard own{info, {}, self_.encode()};
+  if (own.record.size() > MemberCard::kMaxRecordBytes) {
+    throw Error(ErrorCode::invalid_argument,
+                "worker \"" + info.name +
+                    "\" describes itself to the others, its device maps "
+                    "included, in " +
+                    std::to_string(own.record.size()) + " bytes; the limit is " +
+                    std::to_string(MemberCard::kMaxRecordBytes))
+        .with_worker(info.name);
+  }
   own.addresses =
       peers_->listen(with_faults(transport::make_loopback_endpoint(
                                      endpoint_options, transport::LoopbackNetwork::process_wide()),

@@ -142,6 +142,11 @@ static bool run_numbers(Choices choices) {
 static bool run_notice(Bytes bytes) {
   return accepts([&] {
     const Notice notice = Notice::read(bytes);
+    require_printable(notice.text, "the text of a notice");
+    require_printable(notice.about.name, "the name that a notice is about");
+    require_printable(notice.by.name, "the name of who says a notice");
+    for (const KnownLife& life : notice.lives)
+      require_printable(life.verdict, "the verdict of a life in a notice");
     base::Bytes again;
     notice.write(again);
     require(again.size() <= bytes.size() && Notice::read(again.span()) == notice,
