@@ -7,8 +7,13 @@
 #include <algorithm>
 #include <cctype>
 #include <cerrno>
+#include <charconv>
+#include <csignal>
 #include <cstdio>
+#include <filesystem>
+#include <fstream>
 #include <set>
+#include <system_error>
 #include <utility>
 
 #include "stitch/base/alternate_stack.h"
@@ -84,6 +89,7 @@ void Dumps::start(const std::shared_ptr<Agent>& agent) {
                 "dump_dir \"" + folder + "\" cannot be used: " + error.what());
   }
   running_ = true;
+  take_over_files();
   base::use_alternate_stack();  // this is the program's thread, which may overflow its stack
   agent_.outgoing_calls().set_on_timeout(
       [this](const std::vector<OutstandingCall>& calls) { on_timeout(calls); });
@@ -99,6 +105,61 @@ void Dumps::stop() noexcept {
 std::string Dumps::running_file() const {
   return agent_.options().dump_dir + "/" + agent_.name() + "." + std::to_string(::getpid()) +
          ".running.json";
+}
+
+// Its name alone does not say that: names of workers may have dots.
+bool Dumps::is_of_former_life(const std::string& path) const {
+  constexpr std::size_t kHeadBytes = 4096;
+  std::ifstream in(path, std::ios::binary);
+  std::string head(kHeadBytes, '\0');
+  in.read(head.data(), static_cast<std::streamsize>(head.size()));
+  head.resize(static_cast<std::size_t>(in.gcount()));
+  const auto has = [&](const char* member, const std::string& text) {
+    std::string line = std::string("\n  \"") + member + "\": ";
+    append_json(line, text);
+    return head.find(line + ",\n") != std::string::npos;
+  };
+  if (!head.starts_with("{\n  \"stitch_dump\": 1,\n") || !has("name", agent_.name()) ||
+      !has("host", host_))
+    return false;
+  constexpr std::string_view kPid = "\n  \"pid\": ";
+  const auto at = head.find(kPid);
+  if (at == std::string::npos) return false;
+  pid_t pid = 0;
+  const char* const digits = head.data() + at + kPid.size();
+  if (std::from_chars(digits, head.data() + head.size(), pid).ec != std::errc() || pid <= 0)
+    return false;
+  // Of a container that was started again, it may be the same number.
+  return pid == ::getpid() || (::kill(pid, 0) != 0 && errno == ESRCH);
+}
+
+void Dumps::take_over_files() noexcept {
+  namespace fs = std::filesystem;
+  try {
+    std::vector<std::pair<fs::file_time_type, std::string>> former;
+    for (const auto& entry : fs::directory_iterator(agent_.options().dump_dir)) {
+      const std::string name = entry.path().filename().string();
+      if (!name.starts_with(agent_.name() + ".") || !name.ends_with(".json")) continue;
+      const std::string path = agent_.options().dump_dir + "/" + name;
+      if (path == running_file() || !is_of_former_life(path)) continue;
+      if (name.ends_with(".running.json")) {
+        ::unlink(path.c_str());
+      } else {
+        std::error_code gone;
+        const auto time = entry.last_write_time(gone);
+        if (!gone) former.emplace_back(time, path);
+      }
+    }
+    std::sort(former.begin(), former.end());
+    base::MutexLock lock(mutex_);
+    for (auto& file : former) files_.push_back(std::move(file.second));
+    while (files_.size() > kMaxFiles) {
+      ::unlink(files_.front().c_str());
+      files_.pop_front();
+    }
+  } catch (const std::exception&) {
+    // Others clear the folder, too, or it cannot be listed: there are some files more.
+  }
 }
 
 std::string Dumps::head(const std::string& reason) const {

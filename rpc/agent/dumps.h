@@ -20,11 +20,12 @@ class Agent;
 // The dumps of one worker: files that hold its report() as JSON, for stitch-run --diagnose. Written
 // when a call or a backward pass times out (at most one in kInterval; the workers that were called,
 // or waited for, are asked to write theirs, and ask in turn those for which they wait), on a signal
-// (DumpThread), and when asked.
-// None of this needs a user-function thread. The last kMaxFiles are kept. While the worker runs, a
+// (DumpThread), and when asked. None of this needs a user-function thread. The last kMaxFiles are
+// kept, those of former lives of the worker included whose processes were on this host and have
+// ended. While the worker runs, a
 // small file "<name>.<pid>.running.json" says that it should be there: of a worker that is stopped
-// or dead, nothing else may be. Part of its Agent. Thread contract: any thread once start() has
-// been called.
+// or dead, nothing else may be; that of a dead one stays until its next life starts. Part of its
+// Agent. Thread contract: any thread once start() has been called.
 class Dumps {
  public:
   static constexpr std::size_t kMaxFiles = 16;
@@ -63,6 +64,9 @@ class Dumps {
   void ask_others(std::set<const WorkerInfo*> others);
   [[nodiscard]] std::string head(const std::string& reason) const;
   [[nodiscard]] std::string running_file() const;
+  // Of this worker in dump_dir, by processes of this host that have ended.
+  void take_over_files() noexcept STITCH_EXCLUDES(mutex_);
+  [[nodiscard]] bool is_of_former_life(const std::string& path) const;
 
   Agent& agent_;
   std::string host_;      // constant after start()

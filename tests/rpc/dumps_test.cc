@@ -2,9 +2,11 @@
 #include <gtest/gtest.h>
 
 #include <sys/resource.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
@@ -120,6 +122,55 @@ TEST(Dumps, AreLimitedInNumber) {
   Cluster cluster(1, [&](stitch::Options& options) { options.dump_dir = folder.path(); });
   for (int i = 0; i < 40; ++i) cluster[0].dump();
   EXPECT_EQ(files_in(folder.path()).size(), 17U);  // and the sign of life
+}
+
+// As the process `pid` of a worker would have written it.
+void put_file(const std::filesystem::path& folder, const std::string& file, const std::string& name,
+              pid_t pid, const std::string& host) {
+  std::ofstream(folder / file, std::ios::binary)
+      << "{\n  \"stitch_dump\": 1,\n  \"name\": \"" << name
+      << "\",\n  \"id\": 0,\n  \"epoch\": 1,\n  \"world\": \"7\",\n  \"pid\": " << pid
+      << ",\n  \"host\": \"" << host
+      << "\",\n  \"reason\": \"r\",\n  \"time\": 1,\n  \"tables\": []\n}\n";
+}
+
+TEST(Dumps, OfFormerLivesOfTheWorkerAreLimitedInNumberWithItsOwn) {
+  const TemporaryFolder folder;
+  char host_name[256] = {};
+  ASSERT_EQ(::gethostname(host_name, sizeof(host_name) - 1), 0);
+  const std::string host = host_name;
+  const pid_t dead = ::fork();
+  ASSERT_GE(dead, 0);
+  if (dead == 0) ::_exit(0);
+  ASSERT_EQ(::waitpid(dead, nullptr, 0), dead);
+  const std::string process = std::to_string(dead);
+  const auto long_ago = std::filesystem::file_time_type::clock::now() - std::chrono::hours(1);
+  for (int i = 1; i <= 20; ++i) {
+    const std::string file = "worker0." + process + '.' + std::to_string(i) + ".r.json";
+    put_file(folder.path(), file, "worker0", dead, host);
+    std::filesystem::last_write_time(folder.path() / file, long_ago + std::chrono::seconds(i));
+  }
+  put_file(folder.path(), "worker0." + process + ".running.json", "worker0", dead, host);
+  const std::vector<std::string> others{
+      "worker0.1.1.r.json",                   // of a process that lives
+      "worker0." + process + ".99.r.json",    // of another host
+      "worker0.5." + process + ".1.r.json",   // of worker "worker0.5"
+      "worker0." + process + ".notes.json"};  // no dump
+  put_file(folder.path(), others[0], "worker0", 1, host);
+  put_file(folder.path(), others[1], "worker0", dead, host + "2");
+  put_file(folder.path(), others[2], "worker0.5", dead, host);
+  std::ofstream(folder.path() / others[3]) << "{}";
+  const auto has = [&](const std::string& file) {
+    return std::filesystem::exists(folder.path() / file);
+  };
+  Cluster cluster(2, [&](stitch::Options& options) { options.dump_dir = folder.path(); });
+  EXPECT_FALSE(has("worker0." + process + ".running.json"));
+  for (int i = 1; i <= 20; ++i)
+    EXPECT_EQ(has("worker0." + process + '.' + std::to_string(i) + ".r.json"), i > 4) << i;
+  cluster[0].dump();
+  EXPECT_FALSE(has("worker0." + process + ".5.r.json"));
+  EXPECT_TRUE(has("worker0." + process + ".6.r.json"));
+  for (const auto& file : others) EXPECT_TRUE(has(file)) << file;
 }
 
 TEST(Dumps, AFolderThatCannotBeUsedFailsTheStart) {
