@@ -164,6 +164,16 @@ class CountAtEnd {
 
 }  // namespace
 
+// The endpoints let all frames be as long as those of membership.
+void Agent::check_frame(std::uint16_t kind, std::size_t bytes, const WorkerInfo& from) const {
+  const std::size_t limit = wire::max_frame_bytes(kind, options_.max_frame_bytes);
+  if (bytes <= limit) [[likely]]
+    return;
+  throw Error(ErrorCode::out_of_range, "frame of " + std::to_string(bytes) + " bytes from " +
+                                           to_string(from) + " exceeds max_frame_bytes " +
+                                           std::to_string(limit) + " there");
+}
+
 void Agent::on_message(const std::shared_ptr<transport::Connection>& connection,
                        const WorkerInfo& from, transport::Message bytes) {
   const base::CallbackScope callback;
@@ -180,6 +190,7 @@ void Agent::on_message(const std::shared_ptr<transport::Connection>& connection,
     // included: see ShutdownProtocol, A2.
     CountAtEnd received;
     if (wire::is_work(kind)) received.set(received_);
+    check_frame(kind, bytes.frame.size(), from);
     // The message is not sent again: a short lack of memory for a long name is waited for.
     WorkerInfo sender = base::patiently([&] { return from; });
     InMessage message(std::move(bytes), std::move(sender));

@@ -210,6 +210,8 @@ class Agent final : public Runtime, public std::enable_shared_from_this<Agent> {
   [[nodiscard]] std::map<std::string, std::int64_t> debug_info();
 
  private:
+  // Throws Error(out_of_range).
+  void check_frame(std::uint16_t kind, std::size_t bytes, const WorkerInfo& from) const;
   void on_message(const std::shared_ptr<transport::Connection>& connection, const WorkerInfo& from,
                   transport::Message message);
   // A message with tensors on devices: routed once they have arrived.

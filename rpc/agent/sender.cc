@@ -127,7 +127,7 @@ Sender::LaidOut Sender::lay_out(const WorkerInfo& to, OutMessage& message, Traff
   try {
     const auto kind = message.frame.kind();
     // Refused before an extension records that the message is sent, if it is too large already.
-    check_frame(message.frame.body().size());
+    check_frame(kind, message.frame.body().size());
     if (!control && message.frame.body().size() > options_.max_inflight_bytes)
       throw exceeds(message.frame.body().size());
     message.frame.end_body();
@@ -146,7 +146,7 @@ Sender::LaidOut Sender::lay_out(const WorkerInfo& to, OutMessage& message, Traff
       for (const auto& extension : extensions_) extension->on_send(message, to);
     }
     transport::Message laid_out = std::move(message.frame).finish();
-    check_frame(laid_out.frame.size());
+    check_frame(kind, laid_out.frame.size());
     std::size_t bytes = total_bytes(laid_out);
     if (!control && bytes > options_.max_inflight_bytes) throw exceeds(bytes);
     Counted counted;
@@ -318,11 +318,12 @@ void Sender::send_error_reply(const WorkerInfo& to,
   }
 }
 
-void Sender::check_frame(std::size_t bytes) const {
-  if (bytes > options_.max_frame_bytes) {
+void Sender::check_frame(std::uint16_t kind, std::size_t bytes) const {
+  const std::size_t limit = wire::max_frame_bytes(kind, options_.max_frame_bytes);
+  if (bytes > limit) {
     throw Error(ErrorCode::out_of_range, "message of " + std::to_string(bytes) +
                                              " bytes exceeds max_frame_bytes " +
-                                             std::to_string(options_.max_frame_bytes));
+                                             std::to_string(limit));
   }
 }
 

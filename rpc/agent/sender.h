@@ -187,7 +187,7 @@ class Sender {
   void send_error_reply(const WorkerInfo& to,
                         const std::shared_ptr<transport::Connection>& connection,
                         std::uint64_t call_id, const Error& error) noexcept;
-  void check_frame(std::size_t bytes) const;
+  void check_frame(std::uint16_t kind, std::size_t bytes) const;
   [[nodiscard]] Error exceeds(std::size_t bytes) const;
   void count(const WorkerInfo& to, const Counted& counted);
   void end_count(const Counted& counted) noexcept;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 namespace stitch::rpc {
@@ -29,6 +30,13 @@ enum FrameKind : std::uint16_t {
 // A message waits for its transfers.
 [[nodiscard]] constexpr bool is_work(std::uint16_t kind) noexcept {
   return kind != kLeave && kind != kHeartbeat && kind != kMembership && kind != kTransfer;
+}
+// A frame of membership may be so long where max_frame_bytes is less, too: it may have all lives of
+// a world (rpc/membership/PROTOCOL.md), and a worker that cannot take it in would not know them.
+inline constexpr std::size_t kMaxMembershipBytes = std::size_t{16} << 20;
+[[nodiscard]] constexpr std::size_t max_frame_bytes(std::uint16_t kind,
+                                                    std::size_t option) noexcept {
+  return kind == kMembership && option < kMaxMembershipBytes ? kMaxMembershipBytes : option;
 }
 enum SectionKind : std::uint16_t {
   kTensors = 1,  // descriptors of the tensors of the message

@@ -156,8 +156,7 @@ struct Options {
   // Of traffic over TCP: "on" (encrypted), "integrity" (readable, but nothing can be changed) or
   // "off"; the same on all workers. Default: `on` with a secret, `off` without one.
   EncryptionChoice encryption{};
-  std::size_t max_frame_bytes = std::size_t{64}
-                                << 20;  // a longer frame closes its connection with `protocol`
+  std::size_t max_frame_bytes = std::size_t{64} << 20;  // a longer frame is refused
   std::size_t max_inflight_bytes =
       std::size_t{4} << 30;  // of calls to one peer, and of those from it; then calls wait
   std::size_t max_inflight_calls = std::size_t{64} << 10;  // likewise calls; at most 1 Mi

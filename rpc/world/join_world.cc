@@ -10,6 +10,7 @@
 #include "stitch/base/event_loop.h"
 #include "stitch/rpc/agent/membership_hooks.h"
 #include "stitch/rpc/membership/notice.h"
+#include "stitch/rpc/message/frame_kinds.h"
 #include "stitch/rpc/options/security_options.h"
 #include "stitch/rpc/world/admission.h"
 #include "stitch/rpc/world/member_record.h"
@@ -244,7 +245,8 @@ MemberCard Entrance::listen(const WorkerInfo& info, std::uint64_t world,
   endpoint_options.self.world = world;
   endpoint_options.secret = key_;
   endpoint_options.encryption = options_.encryption.value_or(Encryption::on);
-  endpoint_options.max_frame_bytes = options_.max_frame_bytes;
+  // Of what is longer than the option says, an agent takes frames of membership only.
+  endpoint_options.max_frame_bytes = std::max(options_.max_frame_bytes, wire::kMaxMembershipBytes);
   // A message that is larger is received alone.
   endpoint_options.max_receiving_bytes = options_.max_inflight_bytes;
   receive_pool_ = transport::make_trimmed_pool(
