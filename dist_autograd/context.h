@@ -114,9 +114,9 @@ class ContextHandle {
 // state of a new thread on all workers, so that a backward called under autocast runs outside of
 // it. Hooks must be safe to run from several passes concurrently. What a node that runs libtorch's
 // own engine inside (checkpointing) finds for parameters goes to the context; while it runs for the
-// first time, no other thread may use `.grad` of these; see PROTOCOL.md. Belongs to the worker that was current when it was made. Its end
-// frees what it owns on every worker that took part. Thread contract: as ContextHandle; made and
-// destroyed by one thread (or one coroutine).
+// first time, no other thread may use `.grad` of these; see PROTOCOL.md. Belongs to the worker that
+// was current when it was made. Its end frees what it owns on every worker that took part. Thread
+// contract: as ContextHandle; made and destroyed by one thread (or one coroutine).
 class Context : public ContextHandle {
  public:
   // Throws Error(invalid_argument) when no worker is current, Error(shutting_down) when it has shut

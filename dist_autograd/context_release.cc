@@ -90,7 +90,9 @@ void ContextRelease::on_release(const WorkerInfo& from, const wire::Release& rel
 // on this worker tells it of their end.
 void ContextRelease::on_hold(const WorkerInfo& from, const wire::Hold& hold) {
   // It is not sent again, so each of them is done once there is memory for it.
-  auto left = base::patiently([&] { return std::make_shared<HeldContexts>(HeldContexts{from, hold.contexts}); });
+  auto left = base::patiently([&] {
+    return std::make_shared<HeldContexts>(HeldContexts{from, hold.contexts});
+  });
   do_or_repeat(agent_, [this, agent = agent_.shared_from_this(), left = std::move(left)] {
     for (; !left->counters.empty(); left->counters.pop_back())
       hold_own(left->participant, left->counters.back());

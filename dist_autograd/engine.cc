@@ -409,20 +409,22 @@ void Engine::spread(Failing& failing) {
 
 // ---- the worker
 
-// All of it may be done again from the beginning.
 void Engine::on_peer_lost(const WorkerInfo& peer, const Error& reason) {
   const rpc::Life* const life = agent_.peers().life(peer);
   if (life == nullptr) return;  // nothing here is of a life that this worker never knew
-  do_or_repeat(agent_, [this, agent = agent_.shared_from_this(), life, reason] {
-    const WorkerInfo& lost = life->info();
-    release_.end_contexts_of(lost, Error(ErrorCode::disconnected,
-                                         "the home of the context, " + stitch::to_string(lost) +
-                                             ", is gone: " + reason.what()));
-    for (const auto& context : contexts_.all()) {
-      for (const auto& pass : context->passes()) pass->on_peer_lost(lost, reason);
-    }
-    release_.hold_contexts_told_by(lost);  // who hears it twice keeps one
+  do_or_repeat(agent_, [agent = agent_.shared_from_this(), life, reason] {
+    of(*agent).lose(life->info(), reason);
   });
+}
+
+void Engine::lose(const WorkerInfo& lost, const Error& reason) {
+  release_.end_contexts_of(
+      lost, Error(ErrorCode::disconnected, "the home of the context, " + stitch::to_string(lost) +
+                                               ", is gone: " + reason.what()));
+  for (const auto& context : contexts_.all()) {
+    for (const auto& pass : context->passes()) pass->on_peer_lost(lost, reason);
+  }
+  release_.hold_contexts_told_by(lost);  // who hears it twice keeps one
 }
 
 // A life that is over is lost here, too, whether or not there was a connection to it.

@@ -92,6 +92,8 @@ class Engine final : public rpc::Extension {
   void debug_info(std::map<std::string, std::int64_t>& numbers) override;
 
  private:
+  // After std::bad_alloc it may be called again.
+  void lose(const WorkerInfo& lost, const Error& reason);
   // Takes out of it what is done: after std::bad_alloc it may be called again for the rest.
   void spread(Failing& failing);
   // A pass that has been prepared, and the checked gradients of its roots.

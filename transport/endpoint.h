@@ -86,8 +86,9 @@ class Connection {
   // Called near the end of the last piece of deferred work: the rest of it will not block, so this
   // thread can resume polling without waiting for a thread switch.
   virtual void blocking_work_done() {}
-  // Called now and then, as several times a second: memory of the connection's own that has not been
-  // needed for some calls is given back to the system. Takes no lock that is held in callbacks.
+  // Called now and then, as several times a second: memory of the connection's own that has not
+  // been needed for some calls is given back to the system. Takes no lock that is held in
+  // callbacks.
   virtual void trim() noexcept {}
   // Ends the connection: incomplete sends fail with `reason`, on_closed gets it. A second call does
   // nothing.

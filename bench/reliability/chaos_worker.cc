@@ -17,7 +17,7 @@ using namespace std::chrono_literals;
 constexpr auto kCallTimeout = 5s;                         // of what has no limit of its own
 constexpr auto kReclaimTimeout = 20s;                     // the traffic of others ends meanwhile
 constexpr auto kShutdownTimeout = kReclaimTimeout + 25s;  // others may only then be done
-constexpr auto kLookInterval = 200ms;  // at its own counters
+constexpr auto kLookInterval = 200ms;                     // at its own counters
 constexpr auto kSettled = 3s;  // after init(), before memory is looked at
 
 std::optional<stitch::Worker> join(const WorkerSettings& settings) {

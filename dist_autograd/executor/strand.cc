@@ -1,3 +1,4 @@
+// One file, though long: the state of a strand is touched by its slices alone, which are here.
 #include "stitch/dist_autograd/executor/strand.h"
 
 #include <ATen/Parallel.h>
@@ -318,9 +319,8 @@ void Strand::run(std::uint32_t index, StrandOwner& owner) {
     case NodeKind::plain:
     case NodeKind::send: {
       const bool send = plan_->kind(index) == NodeKind::send;
-      variable_list outputs = send
-                                  ? run_send(plan_->send(index), std::move(inputs), flags_, sink)
-                                  : run_node(node, std::move(inputs), flags_, sink);
+      variable_list outputs = send ? run_send(plan_->send(index), std::move(inputs), flags_, sink)
+                                   : run_node(node, std::move(inputs), flags_, sink);
       const auto found = send ? unreached_tensors_.find(index) : unreached_tensors_.end();
       const auto edges = plan_->edges(index);
       for (std::uint32_t i = 0; i < edges.size(); ++i) {

@@ -140,6 +140,7 @@ void Dumps::take_over_files() noexcept {
     for (const auto& entry : fs::directory_iterator(agent_.options().dump_dir)) {
       const std::string name = entry.path().filename().string();
       if (!name.starts_with(agent_.name() + ".") || !name.ends_with(".json")) continue;
+      if (!fs::is_regular_file(entry.symlink_status())) continue;
       const std::string path = agent_.options().dump_dir + "/" + name;
       if (path == running_file() || !is_of_former_life(path)) continue;
       if (name.ends_with(".running.json")) {
@@ -207,13 +208,14 @@ std::string Dumps::write(const std::string& folder, const std::string& reason,
   }
   json += "\n  ]\n}\n";
 
-  std::uint64_t number = 0;
+  std::string path;
   {
     base::MutexLock lock(mutex_);
-    number = ++count_;
+    do {  // a former life may have had this number, as the first process of a container has
+      path = where + "/" + agent_.name() + "." + std::to_string(::getpid()) + "." +
+             std::to_string(++count_) + "." + as_name(reason) + ".json";
+    } while (std::find(files_.begin(), files_.end(), path) != files_.end());
   }
-  const std::string path = where + "/" + agent_.name() + "." + std::to_string(::getpid()) + "." +
-                           std::to_string(number) + "." + as_name(reason) + ".json";
   write_file(path, json);
   std::string oldest;
   {

@@ -1,5 +1,6 @@
 #include "stitch/rpc/agent/graceful_shutdown.h"
 
+#include <algorithm>
 #include <exception>
 #include <utility>
 
@@ -51,7 +52,10 @@ void GracefulShutdown::send(const WorkerInfo& to, const ShutdownProtocol::Messag
   }
 }
 
-void GracefulShutdown::tell_that_all_leave(steady_clock::time_point deadline) noexcept {
+void GracefulShutdown::tell_that_all_leave(steady_clock::time_point limit) noexcept {
+  // The others may have the same limit, and wait for GO.
+  const auto now = steady_clock::now();
+  const auto deadline = now + std::max(limit - now, steady_clock::duration::zero()) / 2;
   agent_.for_each_extension([&](Extension& extension) {
     try {
       base::patiently([&] { extension.on_all_leave(deadline); });

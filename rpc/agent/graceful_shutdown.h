@@ -47,7 +47,7 @@ class GracefulShutdown {
   void carry_out(const ShutdownProtocol::Effects& effects, const Lives& lives)
       STITCH_EXCLUDES(mutex_);
   void send(const WorkerInfo& to, const ShutdownProtocol::Message& said);
-  void tell_that_all_leave(std::chrono::steady_clock::time_point deadline) noexcept;
+  void tell_that_all_leave(std::chrono::steady_clock::time_point limit) noexcept;
 
   Agent& agent_;
   mutable base::Mutex mutex_;

@@ -23,11 +23,11 @@ struct Cell {
   std::variant<std::monostate, Text, std::int64_t, double, std::chrono::nanoseconds> value;
 
   Cell() = default;
-  Cell(std::string text) : value(Text{std::move(text)}) {}      // NOLINT: a value
+  Cell(std::string text) : value(Text{std::move(text)}) {}         // NOLINT: a value
   Cell(std::string_view text) : value(Text{std::string(text)}) {}  // NOLINT: a value
-  Cell(const char* text) : value(Text{std::string(text)}) {}    // NOLINT: a value
-  Cell(std::chrono::nanoseconds duration) : value(duration) {}  // NOLINT: a value
-  Cell(double number) : value(number) {}                        // NOLINT: a value
+  Cell(const char* text) : value(Text{std::string(text)}) {}       // NOLINT: a value
+  Cell(std::chrono::nanoseconds duration) : value(duration) {}     // NOLINT: a value
+  Cell(double number) : value(number) {}                           // NOLINT: a value
   template <class Integer>
   requires std::is_integral_v<Integer> Cell(Integer number)  // NOLINT: a value
       : value(static_cast<std::int64_t>(number)) {}

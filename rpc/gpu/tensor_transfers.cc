@@ -123,7 +123,10 @@ TensorTransfers::TensorTransfers(const WorkerInfo& self, TransferHooks hooks)
     hooks_.send_frame(worker_of(to), std::move(frame));
   };
   options.why_no_nccl = GpuLibraries::of_process().why_no_nccl();
-  options.say = [this](PeerId to, const std::string& text) {
+  options.say = [this](PeerId to, std::string text) {
+    for (char& each : text) {  // parts of it may be the peer's
+      if (each < ' ' || each > '~') each = '?';
+    }
     std::fprintf(stderr, "stitch: %s to %s: %s\n", to_string(self_).c_str(),
                  to_string(worker_of(to)).c_str(), text.c_str());
   };

@@ -6,6 +6,8 @@ namespace stitch::rpc {
 
 namespace {
 
+constexpr std::size_t kMaxName = 127;  // as is_worker_name()
+
 void write_info(base::ByteWriter& out, const WorkerInfo& info) {
   out.write_string(info.name);
   out.write(info.id.value());
@@ -22,10 +24,10 @@ std::string read_text(base::ByteReader& in, std::size_t most) {
   return text;
 }
 
+// One byte more than a name may have is kept, so that a longer one is none.
 WorkerInfo read_info(base::ByteReader& in) {
-  constexpr std::size_t kMaxName = 127;
   WorkerInfo info;
-  info.name = read_text(in, kMaxName);
+  info.name = read_text(in, kMaxName + 1);
   info.id = WorkerId(in.read<std::uint32_t>());
   info.epoch = in.read<std::uint64_t>();
   return info;
@@ -59,7 +61,8 @@ Notice Notice::read(std::span<const std::byte> bytes) {
   if (notice.step < Step::suspect || notice.step > Step::list)
     throw wrong("step " + std::to_string(static_cast<int>(notice.step)) + " is unknown");
   notice.about = read_info(in);
-  if (!is_worker_name(notice.about.name)) throw wrong("it is about what is no worker's name");
+  if (notice.about.name.size() > kMaxName || !is_worker_name(notice.about.name))
+    throw wrong("it is about what is no worker's name");
   notice.by = read_info(in);
   notice.text = read_text(in, kMaxText);
   const auto count = in.read_count(kMinLifeBytes);

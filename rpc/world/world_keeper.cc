@@ -175,7 +175,9 @@ bool WorldKeeper::look_after_store(Agent& agent, bool ending) noexcept {
 std::optional<Error> WorldKeeper::try_store(Agent& agent, bool ending) {
   std::optional<Error> failure;
   try {
-    if (!store_) store_ = opened_.reopen ? opened_.reopen() : opened_.store;
+    // A file that is gone is not made again by a world that ends.
+    const bool reopens = opened_.reopen && (opened_.served || !ending);
+    if (!store_) store_ = reopens ? opened_.reopen() : opened_.store;
     update_entries(agent);
     bool ours = true;
     try {

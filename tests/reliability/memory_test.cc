@@ -339,8 +339,7 @@ const Case kCases[] = {
          if (error.code() != ErrorCode::timeout) throw;
        }
      }},
-    {"RemoteValues",
-     [] { require(remote<make_number>(kThere, 5).to_here() == 5, "wrong result"); },
+    {"RemoteValues", [] { require(remote<make_number>(kThere, 5).to_here() == 5, "wrong result"); },
      kWithLedgers},
     {"RemoteObjects",
      [] {
@@ -373,8 +372,7 @@ const Case kCases[] = {
        require(rpc_sync<use>(kThere, counter) == 1, "wrong result");
        const auto mine = remote<Counter>(kHere, 0);
        require(rpc_sync<use>(kThere, mine) == 1, "wrong result");
-       require(rpc_sync<pass_back>(kThere, mine).rpc_sync<&Counter::add>(1) == 2,
-               "wrong result");
+       require(rpc_sync<pass_back>(kThere, mine).rpc_sync<&Counter::add>(1) == 2, "wrong result");
      },
      kWithLedgers},
     {"ReferencesAsArguments",

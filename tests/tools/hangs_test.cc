@@ -197,8 +197,8 @@ TEST(Dumps, ABackwardPassThatTimesOutWritesThoseOfItsRootAndOfWhomItWaitsFor) {
     return hang.count("asked_by_worker0") == 1 && hang.count("backward_timed_out") == 1;
   }));
   const std::string text = hang.diagnose();
-  EXPECT_TRUE(text.starts_with(
-      R"(worker "worker0" waits for worker "worker1": backward of context )"))
+  EXPECT_TRUE(
+      text.starts_with(R"(worker "worker0" waits for worker "worker1": backward of context )"))
       << text;
   EXPECT_NE(text.find("\nculprit: worker \"worker1\", hold()\n"), std::string::npos) << text;
 }

@@ -276,7 +276,8 @@ TEST_F(FileStoreTest, AProcessThatIsKilledWhileItWritesAFileAnewLosesNothing) {
         mine->add("n", 1);
       }
     });
-    while (store->add("n", 0) < before + 2 + round) ::usleep(100 + 97 * round);
+    for (int i = 0; i < 100'000 && store->add("n", 0) < before + 2 + round; ++i)
+      ::usleep(100 + 97 * round);  // so that the kills come at different moments
     child.kill();
     EXPECT_EQ(child.wait(), 128 + SIGKILL);
     const std::int64_t after = store->add("n", 1);
@@ -285,6 +286,33 @@ TEST_F(FileStoreTest, AProcessThatIsKilledWhileItWritesAFileAnewLosesNothing) {
     EXPECT_EQ(store->get("kept", 0ms), "1");
     EXPECT_EQ(make_file_store(path_)->get("n", 0ms), std::to_string(before));
     EXPECT_LT(size(), 8 * kMiB);
+  }
+}
+
+// The one in the middle leaves the old file, the one behind the new one.
+TEST_F(FileStoreTest, AProcessThatIsKilledWithinARewriteLosesNothing) {
+  const auto store = make_file_store(path_);
+  store->set("kept", "1");
+  store->set("k", "v");
+  for (const bool behind : {false, true}) {
+    ForkedChild child([&] {
+      std::vector<std::string> records;
+      FileLog log(path_, [&](std::string_view record) { records.emplace_back(record); });
+      FileLog::Writer writer(log);
+      writer.rewrite([&](const FileLog::Writer::Put& put) {
+        for (const std::string& record : records) {
+          put(record);
+          if (!behind) ::kill(::getpid(), SIGKILL);
+        }
+      });
+      ::kill(::getpid(), SIGKILL);
+    });
+    EXPECT_EQ(child.wait(), 128 + SIGKILL);
+    for (const auto& each : {store, make_file_store(path_)}) {
+      EXPECT_EQ(each->get("kept", 0ms), "1") << behind;
+      EXPECT_EQ(each->get("k", 0ms), "v") << behind;
+    }
+    EXPECT_EQ(store->add("n", 1), behind ? 2 : 1);
   }
 }
 

@@ -27,6 +27,9 @@ long shared_kib() {
 
 TEST(StreamEndpoint, GivesBackThePagesOfARingThatIsNotUsedAnyMore) {
   constexpr long kRings = 4096;  // both of them, for both ends
+  int mode = 0;
+  if (std::ifstream("/proc/sys/vm/overcommit_memory") >> mode && mode == 2)
+    GTEST_SKIP() << "the system counts pages: they are kept";
   const auto server = make_stream_endpoint(options(1), StreamOptions{{"shm"}, "127.0.0.1"});
   const auto client = make_stream_endpoint(options(2), StreamOptions{{"shm"}, "127.0.0.1"});
   const auto there = std::make_shared<Recorder>();

@@ -1,3 +1,4 @@
+// One file, though long: how the file is opened, locked, read, written and followed is one protocol.
 #include "stitch/transport/store/file_log.h"
 
 #include <fcntl.h>
@@ -78,9 +79,13 @@ FileLog::FileLog(const std::string& path, Replay replay, base::UniqueFunction<vo
       replay_(std::move(replay)),
       restart_(std::move(restart)) {
   try {
-    do {
-      take(open_checked(O_CREAT));  // another one may take the name before it is locked
-    } while (!lock_this(LOCK_EX, std::chrono::steady_clock::now(), Deadline::max()));
+    const auto began = std::chrono::steady_clock::now();
+    const auto give_up = began + kLockTimeout;
+    take(open_checked(O_CREAT));
+    while (!lock_this(LOCK_EX, began, give_up)) {  // another one has taken the name
+      if (std::chrono::steady_clock::now() > give_up) throw gone();
+      take(open_checked(O_CREAT));
+    }
     open_header();
     replay_new();
     unlock();
@@ -162,14 +167,19 @@ void FileLog::open_header() {
 
 void FileLog::follow() {
   base::Descriptor file;
+  errno = 0;
   try {
     file = base::Descriptor(open_checked(0));
-  } catch (const Error&) {
-    throw gone();
+  } catch (const Error& error) {
+    if (errno != EMFILE && errno != ENFILE && errno != ENOMEM && errno != EINTR) throw gone();
+    throw Error(ErrorCode::disconnected, error.what());  // for want of something here
   }
   // Complete since before it has had the name, so no lock is needed.
   std::array<char, kMagic.size() + kLineageBytes> header{};
-  const ssize_t there = ::pread(file.get(), header.data(), header.size(), 0);
+  ssize_t there = 0;
+  do {
+    there = ::pread(file.get(), header.data(), header.size(), 0);
+  } while (there < 0 && errno == EINTR);
   const auto next = lineage_in({header.data(), there > 0 ? static_cast<std::size_t>(there) : 0});
   if (!next || (lineage_ ? *lineage_ != *next : next->first != inode_)) throw gone();
   take(file.release());
@@ -215,8 +225,8 @@ void FileLog::replay_new() {
       throw Error(ErrorCode::protocol, name_ + " is damaged at byte " + std::to_string(end_) +
                                            ": the checksum of a record is wrong");
     }
+    replay_(payload);  // where this throws, it is read again: a file must not be rewritten without
     end_ = next;
-    replay_(payload);
   }
 }
 
@@ -241,8 +251,8 @@ void FileLog::Writer::append(std::string_view payload) {
     throw Error(ErrorCode::disconnected, log_.name_ + " cannot be written: " + reason(errno));
   }
   log_.write_at(log_.end_, record);
+  log_.replay_(payload);  // as in replay_new()
   log_.end_ += record.size();
-  log_.replay_(payload);
 }
 
 void FileLog::Writer::rewrite(const std::function<void(const Put&)>& state) {
@@ -302,7 +312,10 @@ void FileLog::lock(int operation, Deadline deadline) {
   // limit.
   const auto began = std::chrono::steady_clock::now();
   const auto give_up = std::clamp(deadline, began + kShortestLockWait, began + kLockTimeout);
-  while (!lock_this(operation, began, give_up)) follow();
+  while (!lock_this(operation, began, give_up)) {
+    if (std::chrono::steady_clock::now() > give_up) throw gone();
+    follow();
+  }
 }
 
 bool FileLog::lock_this(int operation, Deadline began, Deadline give_up) {

@@ -131,6 +131,7 @@ class FileStore final : public Store {
   void restart() STITCH_NO_THREAD_SAFETY_ANALYSIS {
     map_.clear_values();
     live_bytes_ = 0;
+    rewrite_at_ = 0;
   }
 
   // Of its record, roughly.

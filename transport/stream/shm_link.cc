@@ -253,7 +253,8 @@ class ShmLink final : public Link {
     written_at_trim_ = written;
     quiet_calls_ = lately < kQuietBytes ? quiet_calls_ + 1 : 0;
     if (quiet_calls_ < kTrimmingCalls || written - released_at_ < kKeptBytes) return;
-    // What the peer has taken, so far as it has said so: nothing is read there before it is written.
+    // What the peer has taken, so far as it has said so: nothing is read there before it is
+    // written.
     const std::size_t free = kRingBytes - unread();
     const std::size_t at = written % kRingBytes;
     const std::size_t to_end = std::min(free, kRingBytes - at);
@@ -308,11 +309,11 @@ class ShmLink final : public Link {
   RingControl* out_ = nullptr;
   std::byte* in_ring_ = nullptr;
   std::byte* out_ring_ = nullptr;
-  std::uint64_t taken_ = 0;                    // our own copies: the shared ones are for the peer
-  std::uint64_t taken_published_ = 0;          // seen by every writer that is to wait later
-  std::atomic<std::uint64_t> written_{0};      // by the thread that writes
-  std::uint64_t written_at_trim_ = 0;          // likewise, and the next two: at the last call
-  std::uint64_t released_at_ = 0;              // when pages were last given back
+  std::uint64_t taken_ = 0;                // our own copies: the shared ones are for the peer
+  std::uint64_t taken_published_ = 0;      // seen by every writer that is to wait later
+  std::atomic<std::uint64_t> written_{0};  // by the thread that writes
+  std::uint64_t written_at_trim_ = 0;      // likewise, and the next two: at the last call
+  std::uint64_t released_at_ = 0;          // when pages were last given back
   int quiet_calls_ = 0;
   bool gone_ = false;                          // the thread that polls only
   bool held_ = false;                          // likewise

@@ -35,13 +35,13 @@ struct Offer {
 
 // Whether the system counts every page of shared memory against a limit when it is first touched
 // (vm.overcommit_memory = 2).
-[[nodiscard]] bool pages_are_counted() {
-  std::ifstream file("/proc/sys/vm/overcommit_memory");
-  int mode = 0;
-  return file >> mode && mode == 2;
+[[nodiscard]] bool pages_are_counted() noexcept {
+  const base::Descriptor file(::open("/proc/sys/vm/overcommit_memory", O_RDONLY | O_CLOEXEC));
+  char mode = 0;
+  return file && ::read(file.get(), &mode, 1) == 1 && mode == '2';
 }
 
-[[nodiscard]] bool counts_pages() {
+[[nodiscard]] bool counts_pages() noexcept {
   static const bool counted = pages_are_counted();
   return counted;
 }

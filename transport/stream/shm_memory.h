@@ -27,8 +27,8 @@ void offer_shm_memory(int socket, const base::Descriptor& memory);
 // the socket ended, Error(overloaded) when this process has no descriptor left for the memory.
 [[nodiscard]] base::Descriptor accept_shm_memory(int socket);
 
-// Gives the whole pages among these bytes of the memory back to the system; what is in them is lost.
-// Does nothing where the system counts pages that are touched: it might not grant them again.
+// Gives the whole pages among these bytes of the memory back to the system; what is in them is
+// lost. Does nothing where the system counts pages that are touched: it might not grant them again.
 void release_shm_pages(std::byte* from, std::size_t bytes) noexcept;
 
 // Throws Error(unauthenticated) unless the process at the other end of the Unix socket runs as this
