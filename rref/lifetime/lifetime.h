@@ -59,7 +59,8 @@ class Lifetime {
       : self_(self), owners_(self, max_unmade) {}
   // What the membership of the world says. Each is called under the lock and must not call back.
   struct World {
-    // Whether that life is known here, be it over. Empty: all are.
+    // Whether that life is known here, be it over: then member_over() is told when it is. Empty:
+    // all are, and what a peer says of an end is the news itself.
     std::function<bool(const WorkerLife&)> contains;
     // The present life of every worker that this one knows; those of which member_over() has not
     // been told count as alive. Empty: there are no others.
@@ -205,6 +206,16 @@ class Lifetime {
       STITCH_REQUIRES(mutex_);
   void end_life(const WorkerLife& over, const Error& why, TableEffects& effects)
       STITCH_REQUIRES(mutex_);
+  // Whether that life was never known here and will not be, since a later one of its worker is.
+  [[nodiscard]] bool passed(const WorkerLife& life) const STITCH_REQUIRES(mutex_);
+  // `peer` asks about a life that is not known here. Throws Error(protocol) if it has asked about
+  // too many of these.
+  void note_unheard(const WorkerLife& life, const WorkerLife& peer) STITCH_REQUIRES(mutex_);
+  // That life is or was a member: questions about it are answered when its end is told, those about
+  // earlier ones, of which nothing more will be heard, now.
+  void hear_of(const WorkerLife& life, TableEffects& effects) STITCH_REQUIRES(mutex_);
+  // CLEAN to all who have asked about that life.
+  void answer_early(const WorkerLife& over, TableEffects& effects) STITCH_REQUIRES(mutex_);
   void ask(const std::vector<Sweeps::Question>& questions, TableEffects& effects)
       STITCH_REQUIRES(mutex_);
   void start_sweeps(TableEffects& effects) STITCH_REQUIRES(mutex_);
@@ -234,6 +245,8 @@ class Lifetime {
   Sweeps sweeps_ STITCH_GUARDED_BY(mutex_);
   // Who has asked about lives of whose end this worker has not been told yet.
   std::map<WorkerLife, std::set<WorkerLife>> asked_early_ STITCH_GUARDED_BY(mutex_);
+  // By peer, the lives that it has named and that were not known here then.
+  std::map<WorkerLife, std::set<WorkerLife>> unheard_ STITCH_GUARDED_BY(mutex_);
   // Creators that were not known here when their objects were named.
   std::set<WorkerLife> unknown_creators_ STITCH_GUARDED_BY(mutex_);
   std::optional<Error> leaving_ STITCH_GUARDED_BY(mutex_);

@@ -1,4 +1,6 @@
 // What happens when workers end: others, which are swept, and this one.
+#include <algorithm>
+#include <iterator>
 #include <set>
 #include <string>
 #include <utility>
@@ -18,6 +20,7 @@ Effects Lifetime::member_over(const WorkerLife& peer, const Error& why) {
   base::MutexLock lock(mutex_);
   TableEffects effects;
   end_life(peer, why, effects);
+  hear_of(peer, effects);
   return pack(std::move(effects));
 }
 
@@ -56,6 +59,7 @@ Effects Lifetime::member_joined(const WorkerLife& life) {
     unknown_creators_.erase(at);
     if (creator != life) lose(creator, gone_error(creator), effects);
   }
+  hear_of(life, effects);
   return pack(std::move(effects));
 }
 
@@ -83,6 +87,12 @@ void Lifetime::meet_creator(const RRefId& id, TableEffects& effects) {
 // was lent, and what it holds stays, because it may have lent that.
 void Lifetime::lose(const WorkerLife& peer, const Error& why, TableEffects& effects) {
   if (!gone_.emplace(peer, why).second) return;
+  unheard_.erase(peer);
+  for (auto at = asked_early_.begin(); at != asked_early_.end();) {
+    at->second.erase(peer);
+    at = at->second.empty() ? asked_early_.erase(at) : std::next(at);
+  }
+  sweeps_.forget(peer);
   const auto found = peers_.find(peer);
   if (found != peers_.end()) {
     found->second.ledger = Ledger();
@@ -110,14 +120,57 @@ void Lifetime::end_life(const WorkerLife& over, const Error& why, TableEffects& 
     owners.erase(self_);
     for (const WorkerLife& owner : owners) effects.ops.push_back({owner, LedgerOp::make_ask(over)});
   }
-  if (const auto asked = asked_early_.extract(over)) {
-    for (const WorkerLife& by : asked.mapped())
-      effects.ops.push_back({by, LedgerOp::make_clean(over)});
-  }
+  answer_early(over, effects);
   // Objects of this worker. While none is lent, no sweep is needed; it is made up for as soon as
   // another one is, since that may depend on it.
   if (owners_.lent() || sweeps_.running() || sweeps_.wanted()) start_sweeps(effects);
   finish_sweeps(effects);
+}
+
+bool Lifetime::passed(const WorkerLife& life) const {
+  if (!world_.contains || world_.contains(life)) return false;
+  if (life.id == self_.id) return life.epoch < self_.epoch;
+  if (sweeps_.later_over(life)) return true;
+  const std::vector<WorkerLife> known = live();
+  return std::any_of(known.begin(), known.end(), [&](const WorkerLife& each) {
+    return each.id == life.id && each.epoch > life.epoch;
+  });
+}
+
+void Lifetime::note_unheard(const WorkerLife& life, const WorkerLife& peer) {
+  constexpr std::size_t kMaxUnheard = 4096;  // more than end while the news of it is on its way
+  std::set<WorkerLife>& named = unheard_[peer];
+  if (named.size() >= kMaxUnheard && !named.contains(life)) {
+    throw Error(ErrorCode::protocol,
+                "reference ledger: worker " + std::to_string(peer.id) + " asks about worker " +
+                    std::to_string(life.id) + " epoch " + std::to_string(life.epoch) +
+                    ", which is not known, nor were " + std::to_string(kMaxUnheard) + " before it");
+  }
+  named.insert(life);
+}
+
+void Lifetime::hear_of(const WorkerLife& life, TableEffects& effects) {
+  std::set<WorkerLife> earlier;
+  for (auto& [peer, named] : unheard_) {
+    const auto first = named.lower_bound({life.id, 0}), last = named.upper_bound(life);
+    earlier.insert(first, last);
+    named.erase(first, last);
+  }
+  earlier.erase(life);
+  for (const WorkerLife& each : earlier) {
+    if (sweeps_.wanted(each)) {
+      end_life(each, gone_error(each), effects);
+    } else {
+      answer_early(each, effects);
+    }
+  }
+}
+
+void Lifetime::answer_early(const WorkerLife& over, TableEffects& effects) {
+  const auto asked = asked_early_.extract(over);
+  if (!asked) return;
+  for (const WorkerLife& by : asked.mapped())
+    effects.ops.push_back({by, LedgerOp::make_clean(over)});
 }
 
 std::vector<WorkerLife> Lifetime::live() const {
@@ -181,13 +234,17 @@ void Lifetime::apply_sweep(const LedgerOp& op, const WorkerLife& peer, TableEffe
     case LedgerOp::Kind::sweep:
       // If it is about this worker, its answer is not waited for any more.
       if (op.life == self_) return;
-      // The question is sent once the end of that life has been declared, and may come before the
-      // news. A peer's word ends no life that is a member here: the answer waits for the news.
-      if (!sweeps_.over(op.life) && world_.contains && world_.contains(op.life)) {
+      if (!world_.contains) {
+        end_life(op.life, gone_error(op.life), effects);
+      } else if (!sweeps_.over(op.life) && !passed(op.life)) {
+        // The question is sent once the end of that life has been declared, and may come before the
+        // news, also before that of its beginning. A peer's word ends no life that is a member
+        // here, or may become one: the answer waits for the news.
+        if (!world_.contains(op.life)) note_unheard(op.life, peer);
         asked_early_[op.life].insert(peer);
         return;
       }
-      end_life(op.life, gone_error(op.life), effects);
+      // Nothing was borrowed from a life that was never known here.
       effects.ops.push_back({peer, LedgerOp::make_clean(op.life)});
       return;
     case LedgerOp::Kind::clean:
@@ -195,6 +252,10 @@ void Lifetime::apply_sweep(const LedgerOp& op, const WorkerLife& peer, TableEffe
       finish_sweeps(effects);
       return;
     case LedgerOp::Kind::ask:
+      if (!sweeps_.over(op.life) && world_.contains && !world_.contains(op.life)) {
+        note_unheard(op.life, peer);
+        if (passed(op.life)) end_life(op.life, gone_error(op.life), effects);
+      }
       if (sweeps_.want(op.life, peer)) {
         effects.ops.push_back({peer, LedgerOp::make_swept(op.life)});
       } else if (sweeps_.over(op.life)) {  // else its sweep starts when this worker hears of it

@@ -1,6 +1,7 @@
 #include "stitch/rref/lifetime/sweeps.h"
 
 #include <algorithm>
+#include <iterator>
 
 namespace stitch::rref {
 
@@ -9,6 +10,18 @@ bool Sweeps::want(const WorkerLife& over, const WorkerLife& by) {
   if (found != over_.end() && found->second.state == State::swept) return true;
   wanted_[over].insert(by);
   return false;
+}
+
+void Sweeps::forget(const WorkerLife& by) {
+  for (auto at = wanted_.begin(); at != wanted_.end();) {
+    at->second.erase(by);
+    at = at->second.empty() ? wanted_.erase(at) : std::next(at);
+  }
+}
+
+bool Sweeps::later_over(const WorkerLife& life) const {
+  const auto later = over_.upper_bound(life);
+  return later != over_.end() && later->first.id == life.id;
 }
 
 bool Sweeps::wanted() const {

@@ -23,6 +23,12 @@ class Sweeps {
 
   // `by` waits until `over` is swept. True if it is. REQUIRES: `over` is over, or will be.
   bool want(const WorkerLife& over, const WorkerLife& by);
+  // Whether some worker waits for that life.
+  [[nodiscard]] bool wanted(const WorkerLife& life) const { return wanted_.contains(life); }
+  // `by` waits for nothing any more.
+  void forget(const WorkerLife& by);
+  // Whether a later life of that worker is over.
+  [[nodiscard]] bool later_over(const WorkerLife& life) const;
   // Whether some worker waits for a life that is over and has not been swept.
   [[nodiscard]] bool wanted() const;
   // Whether a sweep is running.

@@ -34,17 +34,21 @@ void LifetimeSimulation::add_life(const WorkerLife& life) {
   handles_.emplace_back();
   waiting_.push_back(0);
   lives_.push_back(std::make_unique<Lifetime>(life));
-  lives_.back()->set_world({.contains = {},
-                            .live =
-                                [this, number] {
-                                  std::vector<WorkerLife> live;
-                                  for (std::size_t w = 0; w < names_.size(); ++w) {
-                                    if (!heard_.contains({number, w}) && knows(number, w))
-                                      live.push_back(names_[w]);
-                                  }
-                                  return live;
-                                },
-                            .gone = {}});
+  lives_.back()->set_world(
+      {.contains =
+           [this, number](const WorkerLife& asked) {
+             const std::size_t w = number_of(asked);
+             return w < names_.size() && knows(number, w) && !passed_.contains({number, w});
+           },
+       .live =
+           [this, number] {
+             std::vector<WorkerLife> live;
+             for (std::size_t w = 0; w < names_.size(); ++w) {
+               if (!heard_.contains({number, w}) && knows(number, w)) live.push_back(names_[w]);
+             }
+             return live;
+           },
+       .gone = {}});
 }
 
 std::size_t LifetimeSimulation::number_of(const WorkerLife& life) const {
@@ -282,7 +286,9 @@ void LifetimeSimulation::deliver_frame(std::size_t index) {
   const double fate = std::uniform_real_distribution<>(0, 1)(random_);
   if (fate > 0.15)
     frames_.erase(frames_.begin() + static_cast<std::ptrdiff_t>(index));  // else it arrives again
-  if (fate > 0.9 || !alive(to) || cut(from, to)) return;                  // lost
+  if (fate > 0.9 || !alive(to)) return;                                   // lost
+  // Of one that is lost there: it may have been read before, and be handled now.
+  if (cut(from, to) && chance(0.7)) return;
   perform(to, lives_[to]->accept_ledger(life(from), bytes.span()));
 }
 
@@ -390,6 +396,15 @@ void LifetimeSimulation::restart(std::size_t dead) {
   for (const std::size_t over : declared_) {  // none of these is a member when it joins
     lost_.insert({number, over});
     heard_.insert({number, over});
+    const bool followed = std::any_of(names_.begin(), names_.end(), [&](const WorkerLife& each) {
+      return each.id == life(over).id && each.epoch > life(over).epoch;
+    });
+    if (followed) passed_.insert({number, over});
+  }
+  for (const std::size_t over : declared_) {  // its sponsor tells it of the last life of each
+    if (!passed_.contains({number, over}))
+      perform(number, lives_[number]->member_over(life(over),
+                                                  Error(ErrorCode::disconnected, "worker died")));
   }
   for (std::size_t w = 0; w < number; ++w) {
     if (!alive(w)) continue;

@@ -116,6 +116,8 @@ class LifetimeSimulation {
   bool unknown_ = false;                                   // there have been such
   std::set<std::pair<std::size_t, std::size_t>> lost_;     // (worker, worker it has lost)
   std::set<std::pair<std::size_t, std::size_t>> heard_;    // (worker, dead worker it knows of)
+  // (worker, life that was over and followed by another before it joined): it never hears of it.
+  std::set<std::pair<std::size_t, std::size_t>> passed_;
   std::vector<std::size_t> dead_;
   std::set<std::size_t> declared_;  // the dead of whose death some worker has heard
   bool losses_ = false;             // living workers have lost each other

@@ -81,6 +81,11 @@ TEST(SweepScenarios, ABorrowerThatTheOwnerDidNotKnowIsToldThatTheObjectIsGone) {
   EXPECT_EQ(a_borrower_of_one_unknown_to_the_owner(), "");
 }
 
+TEST(SweepScenarios, APeersWordEndsNoLifeThatMayYetJoin) {
+  EXPECT_EQ(a_life_is_said_to_be_over_before_it_joins(), "");
+  EXPECT_EQ(a_life_that_never_joins_is_asked_about(), "");
+}
+
 TEST(SweepScenarios, ALaterLifeKeepsWhatItHolds) { EXPECT_EQ(an_earlier_life_is_swept(), ""); }
 
 // Nothing is left, and no honest worker is refused.

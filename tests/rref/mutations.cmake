@@ -89,7 +89,8 @@ stitch_mutated_copy(rref/lifetime/lifetime_ends.cc tests/rref/mutations.h mutate
   }]]
 
   [[  holders_.register_borrowed_from(over, effects);]]
-  [[  if (!broken(Mutation::is_clean_without_registering))
+  [[  if (broken(Mutation::is_clean_before_registering)) answer_early(over, effects);
+  if (!broken(Mutation::is_clean_without_registering))
     holders_.register_borrowed_from(over, effects);]]
 
   [[    for (const WorkerLife& owner : owners)]]
@@ -104,10 +105,15 @@ stitch_mutated_copy(rref/lifetime/lifetime_ends.cc tests/rref/mutations.h mutate
     (void)sweeps_.start({});
   }]]
 
-  [[      end_life(op.life, gone_error(op.life), effects);]]
-  [[      if (broken(Mutation::is_clean_before_registering))
-        effects.ops.push_back({peer, LedgerOp::make_clean(op.life)});
-      end_life(op.life, gone_error(op.life), effects);]]
+  [[      if (!world_.contains) {
+        end_life(op.life, gone_error(op.life), effects);]]
+  [[      if (!world_.contains || broken(Mutation::ends_a_life_at_the_word_of_a_peer)) {
+        if (broken(Mutation::is_clean_before_registering))
+          effects.ops.push_back({peer, LedgerOp::make_clean(op.life)});
+        end_life(op.life, gone_error(op.life), effects);]]
+
+  [[      answer_early(each, effects);]]
+  [[      if (!broken(Mutation::never_answers_about_passed_lives)) answer_early(each, effects);]]
 
   [[      void_pins(op.life, peer, effects);]]
   [[      if (!broken(Mutation::keeps_pins_towards_the_swept)) void_pins(op.life, peer, effects);]])

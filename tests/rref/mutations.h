@@ -34,7 +34,9 @@ enum class Mutation {
   hides_unsent_creations,      // from the owner
   refuses_late_registrations,  // of those that a sweep did not know
   refuses_unknown_creators,    // of whom it will hear
-  last = refuses_unknown_creators,
+  ends_a_life_at_the_word_of_a_peer,
+  never_answers_about_passed_lives,  // of whom it will not hear
+  last = never_answers_about_passed_lives,
 };
 
 // Whether this mutation is turned on.

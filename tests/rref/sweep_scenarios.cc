@@ -52,6 +52,26 @@ void Quartet::joins_at_owner(std::size_t worker) {
   perform(lives_[0]->member_joined(life(worker)));
 }
 
+void Quartet::next_life_joins_at_owner(std::size_t worker) {
+  perform(lives_[0]->member_joined({life(worker).id, life(worker).epoch + 1}));
+}
+
+void Quartet::claims_the_end(std::size_t liar, std::size_t about) {
+  liars_ledger_.push(LedgerOp::make_sweep(life(about)));
+  base::Bytes frame;
+  expect(liars_ledger_.encode(frame), "nothing was claimed");
+  perform(lives_[0]->accept_ledger(life(liar), frame.span()));
+}
+
+bool Quartet::is_answered(std::size_t liar, std::size_t about) {
+  base::Bytes frame;
+  if (!lives_[0]->encode_ledger(life(liar), frame)) return false;
+  for (const LedgerOp& op : liars_ledger_.accept(frame.span()).ops) {
+    if (op.kind == LedgerOp::Kind::clean && op.life == life(about)) return true;
+  }
+  return false;
+}
+
 void Quartet::perform(Effects effects) {
   if (effects.broken) expect(false, effects.broken->what());
 }
@@ -282,6 +302,38 @@ std::string a_creator_is_unknown_to_the_owner() {
   return world.failure();
 }
 
+// 1 lies about the next life of 2, which joins then. The answer waits for its end.
+std::string a_life_is_said_to_be_over_before_it_joins() {
+  Quartet world({2, 2});
+  world.hide_from_owner(3);
+  world.claims_the_end(1, 3);
+  world.joins_at_owner(3);
+  world.expect(!world.over_at_owner(3), "a life is over at the word of a peer");
+  if (!world.failure().empty()) return world.failure();
+  world.expect(!world.is_answered(1, 3), "answered before the end");
+  world.lend(0, 3);
+  world.keep(3, 0);
+  world.exchange(0, 3);
+  world.release(0);
+  world.expect(!world.destroyed(), "destroyed though a life that was lied about holds it");
+  world.die(3);
+  world.hears_of_the_death(0, 3);
+  world.expect(world.is_answered(1, 3), "not answered after the end");
+  return world.failure();
+}
+
+// 1 asks about a life of 2 that ends before the owner has heard of it.
+std::string a_life_that_never_joins_is_asked_about() {
+  Quartet world({2, 2});
+  world.hide_from_owner(3);
+  world.claims_the_end(1, 3);
+  world.expect(!world.is_answered(1, 3), "answered before there is news");
+  world.next_life_joins_at_owner(3);
+  world.expect(world.is_answered(1, 3), "not answered though a later life is known");
+  world.expect(!world.over_at_owner(3), "a life that was never known here is remembered");
+  return world.failure();
+}
+
 const std::vector<Scenario>& sweep_scenarios() {
   static const std::vector<Scenario> all = {two_workers_of_a_chain_die,
                                             a_lender_loses_the_owner,
@@ -290,7 +342,9 @@ const std::vector<Scenario>& sweep_scenarios() {
                                             an_earlier_life_is_swept,
                                             a_borrower_is_unknown_to_the_owner,
                                             a_borrower_of_one_unknown_to_the_owner,
-                                            a_creator_is_unknown_to_the_owner};
+                                            a_creator_is_unknown_to_the_owner,
+                                            a_life_is_said_to_be_over_before_it_joins,
+                                            a_life_that_never_joins_is_asked_about};
   return all;
 }
 

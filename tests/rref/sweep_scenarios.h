@@ -38,6 +38,15 @@ class Quartet {
   // The owner has not heard that this worker is a member, until joins_at_owner().
   void hide_from_owner(std::size_t worker) { hidden_ = worker; }
   void joins_at_owner(std::size_t worker);
+  // A life of that worker after the one that plays here.
+  void next_life_joins_at_owner(std::size_t worker);
+  // `liar`, which sends the owner nothing else, asks it to sweep `about`.
+  void claims_the_end(std::size_t liar, std::size_t about);
+  // Whether the owner has said CLEAN to that since this was asked last.
+  [[nodiscard]] bool is_answered(std::size_t liar, std::size_t about);
+  [[nodiscard]] bool over_at_owner(std::size_t worker) const {
+    return lives_[0]->over(life(worker));
+  }
   // The owner, or a worker that keeps a reference, drops it.
   void release(std::size_t worker);
   // 1 holds the object; the owner's own reference is gone.
@@ -62,6 +71,7 @@ class Quartet {
   std::vector<WorkerLife> names_;
   std::vector<std::unique_ptr<Lifetime>> lives_;
   std::optional<std::size_t> hidden_;
+  Ledger liars_ledger_;
   std::weak_ptr<void> object_;
   RRefId id_;
   std::string failure_;
@@ -76,6 +86,8 @@ class Quartet {
 [[nodiscard]] std::string a_borrower_is_unknown_to_the_owner();
 [[nodiscard]] std::string a_borrower_of_one_unknown_to_the_owner();
 [[nodiscard]] std::string a_creator_is_unknown_to_the_owner();
+[[nodiscard]] std::string a_life_is_said_to_be_over_before_it_joins();
+[[nodiscard]] std::string a_life_that_never_joins_is_asked_about();
 using Scenario = std::string (*)();
 [[nodiscard]] const std::vector<Scenario>& sweep_scenarios();
 

@@ -552,5 +552,41 @@ TEST(Lifetime, ACreatorThatWasNeverHeardOfIsOverWhenALaterLifeOfItIsKnown) {
   }
 }
 
+TEST(Lifetime, LivesThatOnlyAPeerHasNamedAreFewOrTheConnectionEnds) {
+  for (const auto op : {&LedgerOp::make_sweep, &LedgerOp::make_ask}) {
+    Lifetime worker(kOwner);
+    worker.set_world(of({kHere, kFriend}));
+    Ledger ledger;
+    std::optional<Error> broken;
+    std::uint64_t named = 0;
+    while (named < 10'000 && !broken) {
+      for (int i = 0; i < 200; ++i) ledger.push(op({7, ++named}));
+      base::Bytes frame, answer;
+      ASSERT_TRUE(ledger.encode(frame));
+      broken = worker.accept_ledger(kFriend, frame.span()).broken;
+      if (worker.encode_ledger(kFriend, answer)) static_cast<void>(ledger.accept(answer.span()));
+    }
+    ASSERT_TRUE(broken);
+    EXPECT_EQ(broken->code(), ErrorCode::protocol);
+    EXPECT_LE(named, 4400U);
+    EXPECT_GE(named, 4096U) << "the news of so many may be on its way";
+    EXPECT_EQ(worker.counts().unswept, 0U);
+  }
+}
+
+TEST(Lifetime, OfLivesBeforeTheOneThatIsKnownNothingIsKept) {
+  Lifetime worker(kOwner);
+  worker.set_world(of({kHere, kFriend, {7, 1000}}));
+  Ledger ledger;
+  for (std::uint64_t epoch = 0; epoch < 200; ++epoch) ledger.push(LedgerOp::make_sweep({7, epoch}));
+  base::Bytes frame, answer;
+  ASSERT_TRUE(ledger.encode(frame));
+  EXPECT_FALSE(worker.accept_ledger(kFriend, frame.span()).broken);
+  ASSERT_TRUE(worker.encode_ledger(kFriend, answer));
+  EXPECT_EQ(ledger.accept(answer.span()).ops.size(), 200U) << "nothing was borrowed from these";
+  EXPECT_EQ(worker.counts().unswept, 0U);
+  EXPECT_FALSE(worker.over({7, 999}));
+}
+
 }  // namespace
 }  // namespace stitch::rref
