@@ -101,6 +101,29 @@ template <class A>
 using SentAs = std::conditional_t<std::is_convertible_v<std::decay_t<A>, std::string_view>,
                                   std::string, std::decay_t<A>>;
 
+// Runs `write`, which writes the arguments of a request; what it throws leaves as was_not_made().
+template <class Write>
+void write_arguments(const rref::ObjectRequest& request, const std::string& function,
+                     Write&& write) {
+  try {
+    write();
+  } catch (...) {
+    throw was_not_made(function, *request.to, std::current_exception());
+  }
+}
+
+// Runs `make`; what it throws leaves as an Error.
+template <class Make>
+rref::HandlePtr create_or_throw(Make&& make) {
+  try {
+    return make();
+  } catch (const Error&) {
+    throw;
+  } catch (...) {
+    throw to_error(std::current_exception());
+  }
+}
+
 template <class T, auto M, class... Args>
 auto call_method(const rref::HandlePtr& handle, const rref::HandleUse& use, Args&&... args) {
   using Traits = rpc::TraitsOf<M>;
@@ -111,11 +134,15 @@ auto call_method(const rref::HandlePtr& handle, const rref::HandleUse& use, Args
   const rpc::Function& function = method_function<T, M>();
   try {
     auto request = rref::begin_method_call(handle, use.order, function.id, function.name);
-    encode_arguments<Traits>(request.message, std::forward<Args>(args)...);
+    write_arguments(request, function.name, [&] {
+      encode_arguments<Traits>(request.message, std::forward<Args>(args)...);
+    });
     return start_call<R>(request.agent, *request.to, function.name, use.timeout,
                          std::move(request.message));
   } catch (const Error&) {
     return rref::make_failed_future<R>();
+  } catch (...) {
+    return make_failed<R>(to_error(std::current_exception()));
   }
 }
 
@@ -123,9 +150,13 @@ template <class T, auto M, class... Args>
 rref::HandlePtr create_by_method(const rref::HandlePtr& handle, const rref::HandleUse& use,
                                  Args&&... args) {
   const rpc::Function& function = method_function<T, M>();
-  auto request = rref::begin_method_call(handle, use.order, function.id, function.name);
-  encode_arguments<rpc::TraitsOf<M>>(request.message, std::forward<Args>(args)...);
-  return rref::create(std::move(request), function.name, use.timeout);
+  return create_or_throw([&] {
+    auto request = rref::begin_method_call(handle, use.order, function.id, function.name);
+    write_arguments(request, function.name, [&] {
+      encode_arguments<rpc::TraitsOf<M>>(request.message, std::forward<Args>(args)...);
+    });
+    return rref::create(std::move(request), function.name, use.timeout);
+  });
 }
 
 template <auto F, class... Args>
@@ -133,9 +164,13 @@ rref::HandlePtr create_by_function(const std::shared_ptr<rpc::Agent>& agent, con
                                    Args&&... args) {
   static_assert(rpc::IsFree<F>, "stitch: member functions are called through an RRef");
   const rpc::Function& function = kFunction<F>;
-  auto request = rref::begin_creation(agent, target, function.id);
-  encode_arguments<rpc::TraitsOf<F>>(request.message, std::forward<Args>(args)...);
-  return rref::create(std::move(request), function.name, target.timeout());
+  return create_or_throw([&] {
+    auto request = rref::begin_creation(agent, target, function.id);
+    write_arguments(request, function.name, [&] {
+      encode_arguments<rpc::TraitsOf<F>>(request.message, std::forward<Args>(args)...);
+    });
+    return rref::create(std::move(request), function.name, target.timeout());
+  });
 }
 
 template <class T, class... Args>
@@ -147,10 +182,14 @@ rref::HandlePtr create_by_constructor(const std::shared_ptr<rpc::Agent>& agent,
       std::is_constructible_v<T, SentAs<Args>&&...>,
       "stitch: the type has no constructor for these arguments (text is sent as std::string)");
   const rpc::Function& function = kConstructor<T, SentAs<Args>...>;
-  auto request = rref::begin_creation(agent, target, function.id);
-  rpc::OutArchive archive(request.message);
-  (encode_argument<0, SentAs<Args>>(archive, std::forward<Args>(args)), ...);
-  return rref::create(std::move(request), function.name, target.timeout());
+  return create_or_throw([&] {
+    auto request = rref::begin_creation(agent, target, function.id);
+    write_arguments(request, function.name, [&] {
+      rpc::OutArchive archive(request.message);
+      (encode_argument<0, SentAs<Args>>(archive, std::forward<Args>(args)), ...);
+    });
+    return rref::create(std::move(request), function.name, target.timeout());
+  });
 }
 
 template <class T>
@@ -191,6 +230,8 @@ Future<T> fetch(const rref::HandlePtr& handle, const rref::HandleUse& use) {
                          std::move(request.message));
   } catch (const Error&) {
     return rref::make_failed_future<T>();
+  } catch (...) {
+    return make_failed<T>(to_error(std::current_exception()));
   }
 }
 
