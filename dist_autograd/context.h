@@ -40,7 +40,9 @@ struct Options {
   bool create_graph = false;            // gradients can be differentiated again (needs exact mode)
   std::chrono::nanoseconds timeout{0};  // for the whole pass; 0: none
   // Leaves of this worker: only they get gradients, no other leaf here and none on other workers.
-  // Nodes that lead neither to them nor to another worker do not run. Empty: all leaves.
+  // Nodes that lead neither to them nor to another worker do not run. Empty: all leaves. A leaf
+  // that only the recomputation of a checkpoint reaches is not led to: name an input of the
+  // checkpoint, too, or it gets nothing.
   std::vector<at::Tensor> inputs{};
   // All but `inputs`, which mean something only on their own worker.
   template <class Archive>

@@ -101,8 +101,7 @@ std::shared_ptr<Pass> ContextState::open_pass(PassId id,
                                               const std::function<std::shared_ptr<Pass>()>& make) {
   base::MutexLock lock(mutex_);
   if (const auto found = passes_.find(id); found != passes_.end()) return found->second;
-  const auto past = past_passes_.find({id.root, id.epoch});
-  if (past != past_passes_.end() && past->second.contains(id.counter)) return nullptr;
+  if (is_past(id)) return nullptr;
   check_usable();
   auto pass = make();
   passes_.emplace(id, pass);
@@ -113,6 +112,16 @@ std::shared_ptr<Pass> ContextState::find_pass(PassId id) const {
   base::MutexLock lock(mutex_);
   const auto found = passes_.find(id);
   return found == passes_.end() ? nullptr : found->second;
+}
+
+bool ContextState::is_past(PassId id) const {
+  const auto past = past_passes_.find({id.root, id.epoch});
+  return past != past_passes_.end() && past->second.contains(id.counter);
+}
+
+bool ContextState::has_ended(PassId id) const {
+  base::MutexLock lock(mutex_);
+  return is_past(id);
 }
 
 void ContextState::close_pass(PassId id) {
@@ -174,13 +183,19 @@ std::size_t ContextState::past_passes_remembered() const {
 ContextState::FailEffects ContextState::fail(const Error& error) {
   FailEffects effects;
   base::MutexLock lock(mutex_);
-  effects.error = failure_.value_or(error);
-  if (ended_ || failure_) return effects;
+  effects.error = told_ ? *failure_ : error;
+  if (ended_ || told_) return effects;
   for (const auto& [id, pass] : passes_) effects.passes.push_back(pass);
   for (const auto& [id, peer] : peers_) effects.peers.push_back(peer);
   failure_ = error;  // only now: nothing has changed where there is no memory
+  told_ = true;
   effects.first = true;
   return effects;
+}
+
+void ContextState::fail_here(Error error) {
+  base::MutexLock lock(mutex_);
+  if (!failure_) failure_ = std::move(error);
 }
 
 ContextState::EndEffects ContextState::end() {

@@ -86,6 +86,8 @@ class ContextState {
                                                 const std::function<std::shared_ptr<Pass>()>& make)
       STITCH_EXCLUDES(mutex_);
   [[nodiscard]] std::shared_ptr<Pass> find_pass(PassId id) const STITCH_EXCLUDES(mutex_);
+  // Whether it has been here and has ended, or its root has said that it has.
+  [[nodiscard]] bool has_ended(PassId id) const STITCH_EXCLUDES(mutex_);
   // The pass has ended here: later messages for it are ignored.
   void close_pass(PassId id) STITCH_EXCLUDES(mutex_);
   // What the root of `id` says about the passes that it began before that one. REQUIRES: this
@@ -110,6 +112,9 @@ class ContextState {
     std::vector<WorkerInfo> peers;
   };
   [[nodiscard]] FailEffects fail(const Error& error) STITCH_EXCLUDES(mutex_);
+  // The sums of this worker are partial, and another one is going to tell all of that: until then
+  // `error` is failure(), unless there is one. fail() tells as if this had not been called.
+  void fail_here(Error error) STITCH_EXCLUDES(mutex_);
 
   // Ends the context here. The first call returns its passes, to be aborted, and the peers, to be
   // told.
@@ -123,6 +128,7 @@ class ContextState {
  private:
   using Life = std::pair<WorkerId, std::uint64_t>;
   void check_usable() const STITCH_REQUIRES(mutex_);
+  [[nodiscard]] bool is_past(PassId id) const STITCH_REQUIRES(mutex_);
   struct Send {
     NodePtr node;
     bool of_gradients = false;
@@ -133,6 +139,7 @@ class ContextState {
   mutable base::Mutex mutex_;
   bool ended_ STITCH_GUARDED_BY(mutex_) = false;
   std::optional<Error> failure_ STITCH_GUARDED_BY(mutex_);
+  bool told_ STITCH_GUARDED_BY(mutex_) = false;  // fail() has returned the peers
   std::unordered_map<LinkId, Send, std::hash<LinkId>, std::equal_to<>,
                      base::RecyclingAllocator<std::pair<const LinkId, Send>>>
       sends_ STITCH_GUARDED_BY(mutex_);

@@ -250,6 +250,8 @@ void Engine::handle(std::uint16_t kind, const wire::PassHeader& header,
               });
       } else if (pass) {
         pass->on_quiet(message.from, older);
+      } else {
+        refuse_to_end(header, message.from);
       }
       return;
     }
@@ -257,7 +259,11 @@ void Engine::handle(std::uint16_t kind, const wire::PassHeader& header,
       wire::OlderPasses older;
       archive(older);
       archive.expect_end();
-      if (pass) pass->on_close_marking(message.from, older);
+      if (pass) {
+        pass->on_close_marking(message.from, older);
+      } else {
+        refuse_to_end(header, message.from);
+      }
       return;
     }
     case wire::kDone: {
@@ -301,12 +307,7 @@ void Engine::open_and_handle(rpc::InMessage message) {
     if (!require_life(agent_, header.pass.root, header.pass.epoch, "the root of a pass"))
       throw Error(ErrorCode::disconnected, "the worker that began the pass is gone");
     const auto context = contexts_.find(header.context);
-    if (!context) {
-      const std::string here = stitch::to_string(agent_.self());
-      throw agent_.stopped() ? Error(ErrorCode::shutting_down, here + " is shutting down")
-                             : Error(ErrorCode::cancelled, "context " + to_string(header.context) +
-                                                               " was released on " + here);
-    }
+    if (!context) throw not_here(header.context);
     if ((header.flags & wire::PassHeader::kFast) != 0 && context->has_gradient_links())
       throw fast_mode_error();
     const auto pass = context->open_pass(header.pass, [&] {
@@ -355,6 +356,28 @@ void Engine::open_and_handle(rpc::InMessage message) {
       send_abort(agent_, from, header, failure ? *failure : error.with_worker(agent_.self().name));
     });
   }
+}
+
+// The root of a pass wants DONE of this worker, where it is not open. A correct ACK names those
+// that take part, and these have it open until then, unless it has failed.
+void Engine::refuse_to_end(const wire::PassHeader& header, const WorkerInfo& from) {
+  if (from.id != header.pass.root || from.epoch != header.pass.epoch) return;
+  const auto context = contexts_.find(header.context);
+  if (context && context->has_ended(header.pass)) return;
+  const auto failure = context ? context->failure() : std::nullopt;
+  const Error why =
+      context ? Error(ErrorCode::protocol,
+                      stitch::to_string(agent_.self()) +
+                          " was named as a participant of a pass in which it takes no part")
+              : not_here(header.context);
+  send_abort(agent_, from, header, failure ? *failure : why.with_worker(agent_.self().name));
+}
+
+Error Engine::not_here(const ContextId& context) const {
+  const std::string here = stitch::to_string(agent_.self());
+  return agent_.stopped() ? Error(ErrorCode::shutting_down, here + " is shutting down")
+                          : Error(ErrorCode::cancelled,
+                                  "context " + to_string(context) + " was released on " + here);
 }
 
 // Also for a pass that has ended here or is unknown here: the context's sums on this worker may be

@@ -114,6 +114,9 @@ class Engine final : public rpc::Extension {
   void serve(bool collect, base::UniqueFunction<void()> task);
   void open_and_handle(rpc::InMessage message);
   void on_abort(const wire::PassHeader& header, const Error& error);
+  void refuse_to_end(const wire::PassHeader& header, const WorkerInfo& from);
+  // Why a message of a pass in that context, which is unknown here, is refused.
+  [[nodiscard]] Error not_here(const ContextId& context) const;
   // The context and pass of a message; each is null when it is unknown here or has ended.
   struct Target {
     std::shared_ptr<ContextState> context;

@@ -289,6 +289,7 @@ void Pass::perform(PassEffects& effects) {
   if (settled) run_at_settled(!lost);
   if (effects.fail) abort(*effects.fail);
   if (effects.succeed) engine_.found_unused(effects.found_unused);
+  if (effects.partial) context_->fail_here(std::move(*effects.partial));
   if (effects.succeed || effects.done) {
     finish(lost);
     if (lost) {

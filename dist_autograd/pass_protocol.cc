@@ -139,8 +139,6 @@ PassEffects PassProtocol::on_gradients(const WorkerInfo& from, const wire::Ack& 
   if (!running()) return effects;
   effects.new_peer = peers_.insert(from.id).second;
   const bool ends_engagement = !ack.participants.empty();
-  if (ends_engagement && ack.count == 0)
-    throw protocol_error(stitch::to_string(from) + " named participants, but acknowledged nothing");
   take_ack(from, ack);
   if (phase_ == Phase::gradients && !ends_engagement) {
     if (is_root() || parent_) {
@@ -252,6 +250,8 @@ void PassProtocol::engage(WorkerId by, PassEffects& effects) {
 }
 
 void PassProtocol::take_ack(const WorkerInfo& from, const wire::Ack& ack) {
+  if (!ack.participants.empty() && ack.count == 0)
+    throw protocol_error(stitch::to_string(from) + " named participants, but acknowledged nothing");
   std::uint64_t& owed_by = deficits_[from.id];
   if (ack.count > owed_by) {
     throw protocol_error(stitch::to_string(from) + " acknowledged more messages than it was sent");
@@ -275,12 +275,14 @@ void PassProtocol::advance(PassEffects& effects) {
   if (mode_ == PassMode::fast ? !quiet_ : !resolved_) return;
   if (!is_root()) {
     effects.done = unused_links();
+    if (mode_ == PassMode::fast && effects.done->unused_links != 0)
+      effects.partial = unused_error(*effects.done);
     phase_ = Phase::ended;  // only now: it has not ended where there is no memory
     return;
   }
   if (!not_done_.empty()) return;
   if (mode_ == PassMode::fast && unused_.unused_links != 0) {
-    effects.fail = unused_error();
+    effects.fail = unused_error(unused_);
     return;
   }
   phase_ = Phase::ended;
@@ -380,8 +382,8 @@ wire::Done PassProtocol::unused_links() const {
   return done;
 }
 
-Error PassProtocol::unused_error() const {
-  std::vector<std::string> calls = unused_.unused_calls;
+Error PassProtocol::unused_error(const wire::Done& unused) {
+  std::vector<std::string> calls = unused.unused_calls;
   std::sort(calls.begin(), calls.end());
   calls.erase(std::unique(calls.begin(), calls.end()), calls.end());
   const bool one = calls.size() == 1;

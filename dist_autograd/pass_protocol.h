@@ -66,7 +66,10 @@ struct PassEffects {
   bool succeed = false;            // root: all workers are done
   bool found_unused = false;       // with succeed: links that got no gradient
   std::optional<wire::Done> done;  // other workers: done here, DONE to the root
-  bool deliver = false;            // GRADIENTS: hand its gradients to the strand
+  // With done: nodes here have not run, so the sums are partial. The context fails here before the
+  // pass leaves it; the root tells the others, when it has heard of all unused results.
+  std::optional<Error> partial;
+  bool deliver = false;  // GRADIENTS: hand its gradients to the strand
   // The sender of this message is new to the pass. The pass learns only of later losses, so it must
   // look whether the sender or the root is lost already.
   bool new_peer = false;
@@ -151,7 +154,7 @@ class PassProtocol {
   void end_gradients(PassEffects& effects);
   void close_marking(PassEffects& effects);
   [[nodiscard]] wire::Done unused_links() const;
-  [[nodiscard]] Error unused_error() const;
+  [[nodiscard]] static Error unused_error(const wire::Done& unused);
 
   // gradients: nodes run as if all links were used, and every GRADIENTS is acknowledged. marking:
   // MARKs spread, and are acknowledged; nodes run only in an eager pass. closed: nothing is

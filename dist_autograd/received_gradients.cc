@@ -68,6 +68,9 @@ ReceivedGradients match_gradients(const Plan& plan, WorkerId self, const Context
     received.unreached.resize(received.sends.size());
     received.unreached.back() = std::move(unreached);
   }
+  if (next != tensors.size())
+    throw Error(ErrorCode::protocol,
+                "gradients from " + stitch::to_string(from) + " have more tensors than they name");
   return received;
 }
 

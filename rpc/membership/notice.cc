@@ -24,10 +24,9 @@ std::string read_text(base::ByteReader& in, std::size_t most) {
   return text;
 }
 
-// One byte more than a name may have is kept, so that a longer one is none.
-WorkerInfo read_info(base::ByteReader& in) {
+WorkerInfo read_info(base::ByteReader& in, std::size_t most) {
   WorkerInfo info;
-  info.name = read_text(in, kMaxName + 1);
+  info.name = read_text(in, most);
   info.id = WorkerId(in.read<std::uint32_t>());
   info.epoch = in.read<std::uint64_t>();
   return info;
@@ -60,10 +59,10 @@ Notice Notice::read(std::span<const std::byte> bytes) {
   notice.step = in.read<Step>();
   if (notice.step < Step::suspect || notice.step > Step::list)
     throw wrong("step " + std::to_string(static_cast<int>(notice.step)) + " is unknown");
-  notice.about = read_info(in);
+  notice.about = read_info(in, kMaxName + 1);  // so that a longer one is refused
   if (notice.about.name.size() > kMaxName || !is_worker_name(notice.about.name))
     throw wrong("it is about what is no worker's name");
-  notice.by = read_info(in);
+  notice.by = read_info(in, kMaxName);
   notice.text = read_text(in, kMaxText);
   const auto count = in.read_count(kMinLifeBytes);
   for (std::uint32_t i = 0; i < count; ++i) {

@@ -102,6 +102,10 @@ stitch_mutated_copy(dist_autograd/pass_protocol.cc tests/dist_autograd/mutations
   [[  quiet_ = taken == posted_;]]
   [[  quiet_ = taken == posted_ || broken(Mutation::takes_gradients_as_processed);]]
 
+  [[    if (mode_ == PassMode::fast && effects.done->unused_links != 0)]]
+  [[    if (mode_ == PassMode::fast && effects.done->unused_links != 0 &&
+        !broken(Mutation::leaves_partial_sums_readable))]]
+
   [[    if (delivered_[send]) continue;]]
   [[    if (delivered_[send] || broken(Mutation::reports_no_unused_links)) continue;]]
 

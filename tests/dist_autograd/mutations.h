@@ -29,6 +29,7 @@ enum class Mutation {
   tells_twice_what_it_misses,
   forgets_what_it_owes_its_parent,  // besides the answer
   reports_no_unused_links,          // fast
+  leaves_partial_sums_readable,     // fast: where links were unused, until the root tells
   aborts_without_telling_marked_peers,
   aborts_without_telling_participants,
   aborts_without_telling_the_root,

@@ -12,8 +12,8 @@ constexpr std::size_t kMaxSteps = 20'000;
 bool empty(const PassEffects& effects) {
   return effects.marks.empty() && effects.acks.empty() && effects.quiet.empty() &&
          effects.close_marking.empty() && effects.kill.empty() && !effects.fail &&
-         !effects.succeed && !effects.settled && !effects.done && !effects.deliver &&
-         !effects.new_peer;
+         !effects.succeed && !effects.settled && !effects.done && !effects.partial &&
+         !effects.deliver && !effects.new_peer;
 }
 
 }  // namespace
@@ -170,6 +170,7 @@ void PassSimulation::make_graph() {
     throwing_node_ = pick(nodes_.size());
     while (!nodes_[throwing_node_].used) throwing_node_ = pick(nodes_.size());
   }
+  liar_ = options_.liar ? pick(options_.workers) : root_;
   deaths_left_ = static_cast<std::size_t>(options_.deaths);
   cuts_left_ = static_cast<std::size_t>(options_.cuts);
   next_fault_ = pick(6 * options_.nodes);
@@ -297,6 +298,7 @@ void PassSimulation::send(Message message) {
     if (kind != Kind::abort) abort(at);
     return;
   }
+  if (at == liar_ && at != root_ && !message.ack.participants.empty()) lie(message.ack);
   if (kind == Kind::gradients) writes_.emplace_back(at, message.to);
   // Not read by a worker that has lost this one.
   if (workers_[message.to].alive && !lost_.contains({message.to, at}))
@@ -336,7 +338,11 @@ void PassSimulation::handle(const Message& message) {
     worker.context_failed = true;
     return;
   }
-  if (!worker.protocol) return;  // of a pass that is refused or unknown here
+  if (!worker.protocol) {  // of a pass that is refused or unknown here
+    if (message.kind == Kind::quiet || message.kind == Kind::close_marking)
+      send({Kind::abort, message.to, message.from, {}, {}, {}, {}});
+    return;
+  }
   // A message that finds no pass is dropped; one that found it just before finds it ended.
   if (worker.removed && chance(0.5)) return;
   if (opens && worker.protocol->running()) worker.participant = true;
@@ -415,6 +421,7 @@ void PassSimulation::perform(Task task) {
       return write.first == at && workers_[write.second].alive;
     });
     if (writing) fail(name(at) + " is done, but its gradients have not been written");
+    workers_[at].unreadable = effects.partial.has_value();
     finish(at, true);
   }
   if (effects.done) say_done(at, *effects.done);
@@ -454,7 +461,6 @@ void PassSimulation::check_settled() {
 
 void PassSimulation::say_done(std::size_t at, const wire::Done& done) {
   workers_[at].said_done = true;
-  workers_[at].has_unused = done.unused_links != 0;
   if (lost_.contains({at, root_})) {
     done_not_sent(at);
   } else {
@@ -471,6 +477,7 @@ void PassSimulation::finish(std::size_t at, bool well) {
   Worker& worker = workers_[at];
   if (std::exchange(worker.removed, true)) fail(name(at) + " ends twice");
   worker.protocol->end();
+  if (well && gives_out_partial_sums(at)) fail(name(at) + " is done, but its sums are partial");
   if (!well || at != root_) return;
   succeeded_ = true;
   for (std::size_t w = 0; w < workers_.size(); ++w) {

@@ -34,6 +34,7 @@ class PassSimulation {
     bool node_throws = false;  // one of the nodes that run
     bool root_aborts = false;  // at a random point: cancelled, or timed out
     double self_links = 0.0;   // how many links lead to the worker itself
+    bool liar = false;         // one of the other workers names, as taking part, some that do not
   };
   PassSimulation(std::uint64_t seed, Options options);
   ~PassSimulation();
@@ -81,7 +82,8 @@ class PassSimulation {
     bool alive = true;
     bool context_failed = false;
     bool participant = false;  // the root, or it got a MARK or GRADIENTS
-    bool said_done = false, has_unused = false, failed = false;
+    bool said_done = false, failed = false;
+    bool unreadable = false;                 // its context has failed without telling others
     std::unique_ptr<PassProtocol> protocol;  // once the pass is open here
     bool removed = false;                    // the pass has been taken out of its context
     // The strand.
@@ -110,6 +112,7 @@ class PassSimulation {
   void finish(std::size_t at, bool well);
   void send(Message message);
   void written(std::size_t index);
+  void lie(wire::Ack& ack);
 
   void post(std::size_t at, std::size_t node, bool live);
   void run_strand(std::size_t at);
@@ -126,6 +129,7 @@ class PassSimulation {
   void check_rest();
   [[nodiscard]] bool takes_part(std::size_t worker) const;
   [[nodiscard]] bool ran_partly(std::size_t worker) const;
+  [[nodiscard]] bool gives_out_partial_sums(std::size_t worker) const;
 
   [[nodiscard]] WorkerInfo info(std::size_t worker) const {
     return {"w" + std::to_string(worker), WorkerId(static_cast<std::uint32_t>(worker)), 1};
@@ -156,6 +160,8 @@ class PassSimulation {
   std::set<std::pair<std::size_t, std::size_t>> cuts_;       // both ways
   std::size_t deaths_left_ = 0, cuts_left_ = 0, steps_ = 0, next_fault_ = 0;
   std::size_t throwing_node_ = 0;
+  std::size_t liar_ = 0;  // no worker if it is the root
+  bool lied_ = false;
   bool begin_pending_ = false;
   bool faulty_ = false;  // something has gone wrong that the pass has to fail for, or may
   bool succeeded_ = false;

@@ -50,6 +50,14 @@ bool PassSimulation::takes_part(std::size_t worker) const {
                      [&](const Node& node) { return node.worker == worker && node.used; });
 }
 
+void PassSimulation::lie(wire::Ack& ack) {
+  for (std::size_t w = 0; w < workers_.size(); ++w) {
+    if (takes_part(w) || w == root_ || !chance(0.5)) continue;
+    ack.participants.push_back(info(w).id);
+    faulty_ = lied_ = true;
+  }
+}
+
 // Messages that the peer sent and that have not been read yet are lost. MARK and GRADIENTS may
 // have been read and wait for a thread: they are handled later. A DONE may not have been written
 // yet.
@@ -87,6 +95,11 @@ bool PassSimulation::ran_partly(std::size_t worker) const {
   return some && !all;
 }
 
+// Whether a reader would get them there.
+bool PassSimulation::gives_out_partial_sums(std::size_t worker) const {
+  return !workers_[worker].context_failed && !workers_[worker].unreadable && ran_partly(worker);
+}
+
 void PassSimulation::check_rest() {
   const bool root_alive = workers_[root_].alive;
   bool any_failed = false;
@@ -95,12 +108,11 @@ void PassSimulation::check_rest() {
     if (!worker.alive || !worker.protocol) continue;
     any_failed |= worker.failed;
     if (!worker.removed) fail("at rest, the pass has not ended on " + name(w));
-    // A worker that has reported unused results leaves it to the root to fail the pass.
-    if (!worker.context_failed && !worker.has_unused && ran_partly(w))
-      fail("the sums of " + name(w) + " are partial");
+    if (gives_out_partial_sums(w)) fail("the sums of " + name(w) + " are partial");
   }
   if (!root_alive) return;
   if (any_failed && succeeded_) fail("the root has succeeded, but another worker has failed");
+  if (lied_ && succeeded_) fail("the root has succeeded without one that was named");
   if (!succeeded_) {
     if (!faulty_) fail("the pass has failed for no reason");
     for (std::size_t w = 0; w < workers_.size(); ++w) {

@@ -107,6 +107,14 @@ TEST(PassSimulation, ABrokenConnectionEndsThePassOnBothSidesOrItSucceeds) {
   run(9'800'000, 3000, {.cuts = 1, .root_aborts = true});
 }
 
+TEST(PassSimulation, NamingOneThatTakesNoPartFailsThePassAndDoesNotHoldIt) {
+  for (const PassMode mode : {PassMode::exact, PassMode::eager, PassMode::fast}) {
+    const Totals totals = run(9'850'000, 3000, {.mode = mode, .liar = true});
+    EXPECT_GT(totals.succeeded, 0);
+    EXPECT_LT(totals.succeeded, 3000);
+  }
+}
+
 TEST(PassSimulation, AnErrorOfANodeReachesAllParticipants) {
   EXPECT_EQ(run(6'000'000, 3000, {.node_throws = true}).succeeded, 0);
   EXPECT_EQ(run(6'300'000, 3000, {.mode = PassMode::eager, .node_throws = true}).succeeded, 0);

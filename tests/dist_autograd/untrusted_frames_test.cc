@@ -1,4 +1,4 @@
-// Messages about passes and contexts from workers that must not send them.
+// One file, though long: what a worker that lies may say about passes and contexts.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -15,6 +15,7 @@
 #include "tests/dist_autograd/remote_parts.h"
 #include "tests/support/error_of.h"
 #include "tests/support/gate.h"
+#include "tests/support/loopback_faults.h"
 #include "tests/support/oracle.h"
 
 namespace stitch::testing {
@@ -195,6 +196,20 @@ TEST_F(ForeignWords, ParticipantsThatDoNotExistEndThePass) {
   }
 }
 
+TEST_F(ForeignWords, AnAcknowledgementOfNothingThatNamesParticipantsEndsThePass) {
+  start();
+  send_as((*cluster)[1], 0, autograd_wire::kAck, header(),
+          autograd_wire::Ack{0, {(*cluster)[3].id()}});
+  expect_protocol_error("named participants, but acknowledged nothing");
+}
+
+TEST_F(ForeignWords, GradientsWithTensorsThatBelongToNoLinkEndThePass) {
+  start();
+  send_as((*cluster)[3], 0, autograd_wire::kGradients, header(), autograd_wire::Ack{},
+          std::vector<autograd_wire::GradientEntry>{}, std::vector<at::Tensor>{ones()});
+  expect_protocol_error("have more tensors than they name");
+}
+
 TEST_F(ForeignWords, DoneOfOneThatIsNotAskedEndsThePass) {
   start();
   send_as((*cluster)[3], 0, autograd_wire::kDone, header(), autograd_wire::Done{});
@@ -265,6 +280,72 @@ TEST_F(ForeignWords, ReleaseIsAcceptedFromTheHomeAndFromAWorkerThatToldOfTheCont
   const WorkerScope scope((*cluster)[0]);
   context.reset();
   EXPECT_TRUE(eventually([&] { return count_on((*cluster)[2], "contexts") == 0; }));
+}
+
+// A message was lost, which a graceful end would wait for.
+void end_at_once(Cluster& cluster) {
+  for (int i = 0; i < cluster.size(); ++i) {
+    try {
+      cluster[i].shutdown({.graceful = false, .timeout = 5s});
+    } catch (const Error&) {
+    }
+  }
+}
+
+// Worker1 does its part, but its answer names worker2, too, which would never be done.
+TEST(ForeignWordsFaults, ThatNameAParticipantWhichTakesNoPartEndThePass) {
+  for (const bool knows_the_context : {false, true}) {
+    Cluster cluster(3);
+    {
+      Context context;
+      if (knows_the_context) rpc_sync<times_parameter>("worker2", ones());
+      const auto loss = rpc_sync<times_parameter>("worker1", ones()).sum();
+      std::atomic<bool> taken{false};
+      const LoopbackFaults faults([&](std::uint32_t from, std::uint32_t, std::uint64_t,
+                                      const transport::Message& message) {
+        transport::Fate fate;
+        fate.drop = from == 1 && kind_of(message) == autograd_wire::kAck && !taken.exchange(true);
+        return fate;
+      });
+      const auto pass = context.backward_async({loss});
+      ASSERT_TRUE(eventually([&] { return taken.load(); }));
+      send_as(cluster[1], 0, autograd_wire::kAck,
+              autograd_wire::PassHeader{context.id(), {cluster[0].id(), context.id().epoch, 1}},
+              autograd_wire::Ack{1, {cluster[1].id(), cluster[2].id()}});
+      const auto error = error_of([&] { pass.get(); });
+      EXPECT_EQ(error.worker(), "worker2");
+      EXPECT_TRUE(
+          knows_the_context
+              ? has_text(error, ErrorCode::protocol, "in which it takes no part")
+              : has_text(error, ErrorCode::cancelled, "was released on worker \"worker2\""));
+      EXPECT_TRUE(refuses(cluster[1], context.id(), error.code()));
+    }
+    end_at_once(cluster);
+  }
+}
+
+// The root of the pass is not heard any more once it knows of the unused result.
+TEST(FastModeFaults, AParticipantWithUnusedResultsGivesOutNothingThoughTheRootNeverSaysSo) {
+  Cluster cluster(2);
+  {
+    Context context;
+    const auto used = rpc_sync<times_parameter>("worker1", ones());
+    rpc_sync<times_parameter>("worker1", ones());
+    const LoopbackFaults faults(
+        [](std::uint32_t from, std::uint32_t, std::uint64_t, const transport::Message& message) {
+          transport::Fate fate;
+          fate.drop = from == 0 && kind_of(message) == autograd_wire::kAbort;
+          return fate;
+        });
+    const auto error =
+        error_of([&] { context.backward({used.sum()}, {.mode = dist_autograd::Mode::fast}); });
+    EXPECT_TRUE(has_text(error, ErrorCode::invalid_argument, "was not used by the loss"));
+    EXPECT_EQ(error.worker(), "");
+    const auto refusal = refusal_on(cluster[1], context.id());
+    ASSERT_TRUE(refusal);
+    EXPECT_STREQ(refusal->what(), error.what()) << "before the root's own word";
+  }
+  end_at_once(cluster);
 }
 
 // A worker that was told of a context by one that is lost now asks the home for its end. The home

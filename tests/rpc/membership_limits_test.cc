@@ -34,7 +34,7 @@ using stitch::testing::error_of;
 using stitch::testing::eventually;
 using stitch::testing::has_text;
 
-int twice(int x) { return 2 * x; }
+int doubled(int x) { return 2 * x; }
 std::size_t length(const std::string& text) { return text.size(); }
 
 MemberCard read(const MemberCard& card) {
@@ -92,15 +92,15 @@ TEST(FramesOfMembership, AWelcomeMayBeLongerThanOtherFrames) {
   std::vector<Worker> workers;
   for (int i = 0; i < 16; ++i) workers.push_back(start(i));
   EXPECT_EQ(workers.back().world_size(), 16);
-  EXPECT_EQ(workers.back().rpc_sync<twice>(workers.front().name(), 21), 42);
-  EXPECT_EQ(workers.front().rpc_sync<twice>(workers.back().name(), 4), 8);
+  EXPECT_EQ(workers.back().rpc_sync<doubled>(workers.front().name(), 21), 42);
+  EXPECT_EQ(workers.front().rpc_sync<doubled>(workers.back().name(), 4), 8);
   while (!workers.empty()) workers.pop_back();
 }
 
 TEST(FramesOfMembership, AListMayBeLongerThanOtherFrames) {
   constexpr std::uint32_t kGhosts = 300;
   Cluster cluster(2, [](Options& options) { options.max_frame_bytes = kSmallestLimit; });
-  EXPECT_EQ(cluster[0].rpc_sync<twice>("worker1", 1), 2);
+  EXPECT_EQ(cluster[0].rpc_sync<doubled>("worker1", 1), 2);
   const auto self = cluster[0].info();
   Notice list{Notice::Step::list, self, self, {}, {}};
   for (std::uint32_t i = 0; i < kGhosts; ++i) {
@@ -111,7 +111,7 @@ TEST(FramesOfMembership, AListMayBeLongerThanOtherFrames) {
   list.write(message.frame.body());
   cluster[0].agent()->send_control(cluster[1].info(), std::move(message));
   EXPECT_TRUE(eventually([&] { return cluster[1].agent()->known_lives().size() == 2 + kGhosts; }));
-  EXPECT_EQ(cluster[0].rpc_sync<twice>("worker1", 3), 6);
+  EXPECT_EQ(cluster[0].rpc_sync<doubled>("worker1", 3), 6);
 }
 
 TEST(FramesOfMembership, OtherFramesAreRefusedByTheirReceiverAsBefore) {

@@ -42,7 +42,7 @@ using stitch::transport::Store;
 namespace fs = std::filesystem;
 namespace world_key = stitch::rpc::world_key;
 
-int twice(int x) { return 2 * x; }
+int two_times(int x) { return 2 * x; }
 
 // What is printed on stderr, until the destructor.
 class Stderr {
@@ -120,7 +120,7 @@ TEST_F(WorldFile, ThatIsDeletedIsMadeAnewWithTheRecord) {
     EXPECT_TRUE(has({"a"}));
   }
   auto b = stitch::init(elastic("b"));
-  EXPECT_EQ(a.rpc_sync<twice>("b", 21), 42) << "it is another world";
+  EXPECT_EQ(a.rpc_sync<two_times>("b", 21), 42) << "it is another world";
   EXPECT_TRUE(has({"a", "b"}));
   EXPECT_EQ(printed.text(), "");
 }
@@ -218,7 +218,7 @@ TEST(WorldKeeper, ARecordThatCannotBeWrittenIsSaidOnceAndWhoRingsIsAnswered) {
     EXPECT_TRUE(eventually([&] { return keys->try_get(world_key::kRung) == ring; })) << ring;
   }
   auto c = stitch::init(at_store("c", store));  // by the record that is there
-  EXPECT_EQ(c.rpc_sync<twice>("a", 4), 8);
+  EXPECT_EQ(c.rpc_sync<two_times>("a", 4), 8);
   EXPECT_EQ(printed.text(), line);
 }
 
@@ -238,7 +238,7 @@ TEST(WorldKeeper, OfALifeThatIsOverTheRecordHasNameIdAndEpochOnly) {
   EXPECT_EQ(entry_of_b()->card, (stitch::rpc::MemberCard{{"b", stitch::WorkerId(1), 1}, {}, {}}));
   auto again = stitch::init(at_store("b", store));
   EXPECT_EQ(again.info(), (stitch::WorkerInfo{"b", stitch::WorkerId(1), 2}));
-  EXPECT_EQ(a.rpc_sync<twice>("b", 4), 8);
+  EXPECT_EQ(a.rpc_sync<two_times>("b", 4), 8);
 }
 
 TEST(WorldKeeper, TheRecordOfAllNamesThatAWorldCanHaveFitsIntoAStore) {

@@ -1,4 +1,5 @@
-// One file, though long: how the file is opened, locked, read, written and followed is one protocol.
+// One file, though long: how the file is opened, locked, read, written and followed is one
+// protocol.
 #include "stitch/transport/store/file_log.h"
 
 #include <fcntl.h>
