@@ -209,7 +209,11 @@ void notify(const std::shared_ptr<rpc::Agent>& agent, const Target& target, Args
   rpc::throw_if_stopped(agent);  // first: after shutdown the target may be unknown
   const WorkerInfo& to = target.resolve(rpc::peers_of(agent));
   rpc::OutMessage message = rpc::begin_request(kFunction<F>.id);
-  encode_arguments<rpc::TraitsOf<F>>(message, std::forward<Args>(args)...);
+  try {
+    encode_arguments<rpc::TraitsOf<F>>(message, std::forward<Args>(args)...);
+  } catch (...) {
+    throw was_not_made(kFunction<F>.name, to, std::current_exception());
+  }
   message.refuse_when_full = target.when_full() == WhenFull::refuse;
   rpc::start_notify(agent, to, kFunction<F>.name, rpc::effective_timeout(agent, target.timeout()),
                     std::move(message));

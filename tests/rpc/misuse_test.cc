@@ -234,6 +234,14 @@ TEST(Misuse, WhatTheSerializeFunctionOfAnArgumentThrowsIsTheProgramsMistake) {
   EXPECT_EQ(error.worker(), "worker1");
 }
 
+TEST(Misuse, WhatTheSerializeFunctionOfAnArgumentThrowsIsThrownByNotifyAsAnErrorOfTheCall) {
+  const Cluster cluster(2);
+  const auto error = error_of([] { stitch::notify<take>("worker1", Unwritable{}); });
+  EXPECT_TRUE(
+      has_text(error, ErrorCode::invalid_argument, "was not made: std::runtime_error: not today"));
+  EXPECT_EQ(error.worker(), "worker1");
+}
+
 TEST(Misuse, TheErrorOfACallToNoWorkerHasItsFunction) {
   const Cluster cluster(2);
   const auto error = error_of([] { stitch::rpc_sync<one>("wroker1"); });
