@@ -39,10 +39,10 @@ static void read(rpc::InMessage& message) {
 }
 
 static void check_positions(const wire::GradientEntry& entry) {
-  const auto check = [](const Positions& positions, std::uint32_t count) {
+  const auto check = [](const dist_autograd::Positions& positions, std::uint32_t count) {
     if (!positions.below(count)) return;
     // None beyond what `below` says, and each of them once when they are put together again.
-    Positions again;
+    dist_autograd::Positions again;
     for (std::uint32_t at = 0; at < std::min(count, std::uint32_t{1} << 20); ++at) {
       if (positions.has(at)) again.add(at);
     }
