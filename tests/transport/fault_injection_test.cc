@@ -194,6 +194,18 @@ TEST_P(FaultInjection, WhatIsHeldBackFailsWithItsConnection) {
   EXPECT_EQ(line.server->received(), 0U);
 }
 
+// There is no network in between, and no other connection takes its place.
+TEST(FaultInjectionPlan, DoesNotCutTheConnectionOfAWorkerToItself) {
+  Line line(loopback(1),
+            with_faults(loopback(2),
+                        Faults::make(*parse_fault_plan("drop=1,duplicate=1,cut=1us"), "worker1")));
+  for (std::size_t i = 0; i < 50; ++i) {
+    line.send(std::to_string(i));
+    ASSERT_TRUE(line.server->wait_messages(i + 1));
+  }
+  EXPECT_EQ(line.client->failed(), 0U);
+}
+
 TEST(FaultInjectionPlan, WithoutFaultsOfConnectionsTheEndpointIsLeftAsItIs) {
   auto endpoint = loopback(1);
   const Endpoint* const before = endpoint.get();

@@ -41,6 +41,9 @@ class Faults {
   [[nodiscard]] Dice next_connection(std::string_view peer) STITCH_EXCLUDES(mutex_);
   // When what is sent to `peer` now can be delivered: now without a partition, max() for never.
   [[nodiscard]] Clock::time_point deliverable(std::string_view peer, Clock::time_point now) const;
+  // Whether connections to `peer` may be cut: not that of a worker to itself, which is within the
+  // process and is not replaced.
+  [[nodiscard]] bool cuts(std::string_view peer) const noexcept { return peer != self_; }
   // For what is due later.
   [[nodiscard]] base::TaskThread& thread() noexcept { return thread_; }
 
@@ -69,7 +72,8 @@ class Faults {
 //              as connections allow
 //   cut        each connection is cut after a random time
 //   partition  what is sent is held back until the partition ends
-// Otherwise as `endpoint`: a connection still delivers each message once or breaks.
+// A connection of the worker to itself is not cut. Otherwise as `endpoint`: a connection still
+// delivers each message once or breaks.
 [[nodiscard]] std::unique_ptr<Endpoint> with_faults(std::unique_ptr<Endpoint> endpoint,
                                                     std::shared_ptr<Faults> faults);
 

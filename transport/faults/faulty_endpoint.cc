@@ -143,9 +143,10 @@ class FaultyConnection final : public Connection,
       base::MutexLock lock(mutex_);
       dice_ = dice;
       open_ = true;
+      cuts_ = faults_->cuts(peer_.name);
     }
     const auto& plan = faults_->plan();
-    if (plan.cut.count() == 0) return;
+    if (plan.cut.count() == 0 || !faults_->cuts(peer_.name)) return;
     const double life = -std::log(1 - dice.roll(0, kLife)) * static_cast<double>(plan.cut.count());
     const auto when =
         Clock::now() + std::chrono::nanoseconds(static_cast<std::int64_t>(std::min(life, 1e18)));
@@ -225,7 +226,7 @@ class FaultyConnection final : public Connection,
 
   void deliver(const std::shared_ptr<Connection>& behind, Held held) {
     const auto& plan = faults_->plan();
-    if (dice_.roll(held.number, kDrop) < plan.drop) {
+    if (cuts_ && dice_.roll(held.number, kDrop) < plan.drop) {
       held.message = {};
       if (held.done) {
         held.done(Error(ErrorCode::disconnected,
@@ -234,7 +235,7 @@ class FaultyConnection final : public Connection,
       cut("drop");
       return;
     }
-    if (dice_.roll(held.number, kDuplicate) < plan.duplicate) {
+    if (cuts_ && dice_.roll(held.number, kDuplicate) < plan.duplicate) {
       behind->send(std::move(held.message), [done = std::move(held.done), weak = weak_from_this()](
                                                 const std::optional<Error>& error) mutable {
         if (done) done(error);
@@ -271,6 +272,7 @@ class FaultyConnection final : public Connection,
   const std::shared_ptr<Faults> faults_;
   Hello peer_;         // constant once open
   Faults::Dice dice_;  // likewise
+  bool cuts_ = false;  // likewise
   std::atomic<bool> no_process_listens_{false};
   mutable base::Mutex mutex_;
   std::string name_ STITCH_GUARDED_BY(mutex_);
