@@ -17,7 +17,10 @@ using dist_autograd::Context;
 using dist_autograd::Mode;
 namespace torch_warnings = dist_autograd::torch_warnings;
 
-std::string text_of(const c10::SourceLocation&, const std::string& text, bool) { return text; }
+// Where warnings have no types.
+[[maybe_unused]] std::string text_of(const c10::SourceLocation&, const std::string& text, bool) {
+  return text;
+}
 template <class Warning>
 std::string text_of(const Warning& warning) {
   return warning.msg();
