@@ -3,6 +3,7 @@
 #include <string_view>
 
 #include "stitch/base/byte_io.h"
+#include "stitch/base/printable.h"
 #include "stitch/rpc/message/frame_kinds.h"
 
 namespace stitch::rpc {
@@ -33,10 +34,7 @@ Bind Bind::decode(std::span<const std::byte> body) {
   bind.generation = reader.read<std::uint64_t>();
   bind.token = reader.read<std::uint64_t>();
   for (std::uint64_t& number : bind.received) number = reader.read<std::uint64_t>();
-  bind.reason = reader.read_string().substr(0, kMaxReason);
-  for (char& each : bind.reason) {
-    if (each < ' ' || each > '~') each = '?';
-  }
+  bind.reason = base::printable(reader.read_string().substr(0, kMaxReason));
   return bind;
 }
 

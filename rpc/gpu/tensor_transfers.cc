@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <utility>
 
+#include "stitch/base/printable.h"
 #include "stitch/rpc/future/current_streams.h"
 #include "stitch/rpc/gpu/device_gate.h"
 #include "stitch/rpc/gpu/device_kernels.h"
@@ -123,12 +124,9 @@ TensorTransfers::TensorTransfers(const WorkerInfo& self, TransferHooks hooks)
     hooks_.send_frame(worker_of(to), std::move(frame));
   };
   options.why_no_nccl = GpuLibraries::of_process().why_no_nccl();
-  options.say = [this](PeerId to, std::string text) {
-    for (char& each : text) {  // parts of it may be the peer's
-      if (each < ' ' || each > '~') each = '?';
-    }
+  options.say = [this](PeerId to, const std::string& text) {
     std::fprintf(stderr, "stitch: %s to %s: %s\n", to_string(self_).c_str(),
-                 to_string(worker_of(to)).c_str(), text.c_str());
+                 to_string(worker_of(to)).c_str(), base::printable(text).c_str());
   };
   transfers_ = std::make_unique<DeviceTransfers>(std::move(options));
 }

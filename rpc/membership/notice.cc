@@ -1,6 +1,9 @@
 #include "stitch/rpc/membership/notice.h"
 
+#include <utility>
+
 #include "stitch/base/byte_io.h"
+#include "stitch/base/printable.h"
 
 namespace stitch::rpc {
 
@@ -18,10 +21,7 @@ void write_info(base::ByteWriter& out, const WorkerInfo& info) {
 std::string read_text(base::ByteReader& in, std::size_t most) {
   std::string text = in.read_string();
   if (text.size() > most) text.resize(most);
-  for (char& each : text) {
-    if (each < ' ' || each > '~') each = '?';
-  }
-  return text;
+  return base::printable(std::move(text));
 }
 
 WorkerInfo read_info(base::ByteReader& in, std::size_t most) {

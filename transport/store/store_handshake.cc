@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "stitch/base/byte_io.h"
+#include "stitch/base/printable.h"
 #include "stitch/base/random.h"
 
 namespace stitch::transport {
@@ -177,19 +178,12 @@ std::span<const std::byte> decode_answer(std::span<const std::byte> answer, std:
     expect_zeros(reader);
     return content;
   }
-  const std::string text = printable(reader.read_string());
+  const std::string text = base::printable(reader.read_string());
   expect_zeros(reader);
   auto code = static_cast<ErrorCode>(status);
   if (code != ErrorCode::unauthenticated && code != ErrorCode::overloaded)
     code = ErrorCode::protocol;
   throw Error(code, text);
-}
-
-std::string printable(std::string text) {
-  // ASCII only: bytes from 0x80 on may be control characters, too.
-  std::replace_if(
-      text.begin(), text.end(), [](char c) { return c < ' ' || c > '~'; }, '?');
-  return text;
 }
 
 }  // namespace stitch::transport

@@ -79,8 +79,4 @@ class StoreHandshake {
 [[nodiscard]] std::span<const std::byte> decode_answer(std::span<const std::byte> answer,
                                                        std::size_t expected);
 
-// `text` without unprintable characters: it may come from an unauthenticated peer and be printed on
-// a terminal.
-[[nodiscard]] std::string printable(std::string text);
-
 }  // namespace stitch::transport

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "stitch/base/byte_io.h"
+#include "stitch/base/printable.h"
 #include "stitch/transport/store/store_handshake.h"
 
 namespace stitch::transport {
@@ -32,7 +33,7 @@ std::span<const std::byte> decode_status(std::span<const std::byte> bytes) {
     throw Error(ErrorCode::protocol,
                 "reply of a tcp store has an unknown status " + std::to_string(status));
   }
-  const std::string text = printable(reader.read_string());
+  const std::string text = base::printable(reader.read_string());
   reader.expect_end();
   throw Error(static_cast<ErrorCode>(status), text);
 }
