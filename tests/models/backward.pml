@@ -10,6 +10,8 @@
    -DSETTLES  with what the ACKs tell about links without gradients (G11)
    -DABORTS   a worker gives up at any point
    -DCRASHES  one worker dies at any point
+   -DRETURNS  it comes back with another life, which others hear of at different times, before or after the death; with CRASHES
+   -DFORMER   a worker of the pass is the next life of one that others hear the loss of only now
    Broken variants, each of which the verifier must refuse: see the macros BROKEN_... below and CMakeLists.txt. */
 
 #define W 3
@@ -60,6 +62,15 @@ byte known[W], below[W], rides_missing[L], last_ack_missing[9];
 #endif
 byte losses;                                    /* workers that have not noticed the death yet */
 byte victim;
+#ifdef RETURNS
+/* Lives (PassLives). What a worker sends to another goes to the life that it knows. */
+byte met;       /* workers that have heard of the next life of the victim */
+byte noted[W];  /* of which workers this one deals with the first life */
+byte noted_next; /* those that deal with the next life of the victim */
+#endif
+#ifdef FORMER
+byte untold; /* workers that have not heard of the loss of the former life yet */
+#endif
 
 /* Scratch. */
 byte i, l, w, v, marks_now;
@@ -118,7 +129,46 @@ inline forget_answer(l) {
 #endif
   skip
 }
-#define unreachable(from, to) ((lost[from] & bit(to)) != 0)
+#define has_lost(from, to) ((lost[from] & bit(to)) != 0)
+#ifdef RETURNS
+#define knows_next(x, y) (crashed && (y) == victim && (met & bit(x)) != 0)
+#define unreachable(from, to) (has_lost(from, to) && !knows_next(from, to))
+/* The pass on x deals with worker y from now on: with the life that x knows. The first one that it deals with stays. */
+inline note(x, y) {
+  if
+  :: (noted[x] & bit(y)) == 0 && !(y == victim && (noted_next & bit(x)) != 0) ->
+     if :: knows_next(x, y) -> noted_next = noted_next | bit(x) :: else -> noted[x] = noted[x] | bit(y) fi
+  :: else
+  fi
+}
+/* A message of y: the next life of the victim sends none but ABORT. */
+inline note_sender(x, y) {
+  if :: !(y == victim && (noted_next & bit(x)) != 0) -> noted[x] = noted[x] | bit(y) :: else fi
+}
+inline note_all(x, who) {
+  if :: (who) & 1 -> note(x, 0) :: else fi;
+  if :: (who) & 2 -> note(x, 1) :: else fi;
+  if :: (who) & 4 -> note(x, 2) :: else fi
+}
+#ifdef BROKEN_A_NEXT_LIFE_STANDS_IN
+#define deals_with_next(x) ((met & bit(x)) != 0)
+#else
+#define deals_with_next(x) ((noted_next & bit(x)) != 0 || (noted[x] & bit(victim)) == 0 && (met & bit(x)) != 0)
+#endif
+/* The next life does not know the pass: it answers all that asks for something with ABORT. */
+#ifdef BROKEN_A_NEXT_LIFE_IS_SILENT
+#define is_refused_by_next(x, y) false
+#else
+#define is_refused_by_next(x, y) knows_next(x, y)
+#endif
+#else
+#define unreachable(from, to) has_lost(from, to)
+#define note(x, y) skip
+#define note_sender(x, y) skip
+#define note_all(x, who) skip
+#define deals_with_next(x) false
+#define is_refused_by_next(x, y) false
+#endif
 
 /* ---- Dijkstra and Scholten */
 
@@ -128,6 +178,7 @@ inline expect_ack(from, to) {
   peers[from] = peers[from] | bit(to)
 }
 inline take_ack(x, from, count, who) {
+  note_all(x, who);
   assert(expects[at(x, from)] >= count);
   expects[at(x, from)] = expects[at(x, from)] - count;
   deficit[x] = deficit[x] - count;
@@ -216,8 +267,14 @@ inline send_marks(x) {
   do
   :: i < links ->
      if
-     :: (marks_now & bit(i)) && unreachable(x, S[i]) -> fail(x)
-     :: (marks_now & bit(i)) && !unreachable(x, S[i]) && !dead[S[i]] -> marks = marks | bit(i)
+     :: marks_now & bit(i) ->
+        note(x, S[i]);
+        if
+        :: unreachable(x, S[i]) -> fail(x)
+        :: !unreachable(x, S[i]) && is_refused_by_next(x, S[i]) -> tell(x)
+        :: !unreachable(x, S[i]) && !dead[S[i]] -> marks = marks | bit(i)
+        :: else
+        fi
      :: else
      fi;
      i++
@@ -240,8 +297,10 @@ inline kill_unmarked(x) {
 inline send_close(x) {
   if
   :: not_done & bit(x) ->
+     note(0, x);
      if
      :: unreachable(0, x) -> fail(0)
+     :: !unreachable(0, x) && is_refused_by_next(0, x) -> tell(0)
      :: !unreachable(0, x) && !dead[x] -> closes = closes | bit(x)
      :: else
      fi
@@ -254,8 +313,10 @@ inline send_quiet(x) {
 #if !defined(BROKEN_DOES_NOT_COUNT_QUIET) && !defined(FAST)
      expect_ack(0, x);
 #endif
+     note(0, x);
      if
      :: unreachable(0, x) -> fail(0)
+     :: !unreachable(0, x) && is_refused_by_next(0, x) -> tell(0)
      :: !unreachable(0, x) && !dead[x] -> quiets = quiets | bit(x)
      :: else
      fi
@@ -383,12 +444,13 @@ inline advance(x) {
 
 /* A message of `from` opens the pass, or is the first of this peer: it or the root may be lost already. */
 inline meet(x, from, first_phase) {
-  if :: phase[x] == ABSENT -> phase[x] = first_phase :: else fi;
+  if :: phase[x] == ABSENT -> phase[x] = first_phase; note_sender(x, 0) :: else fi;
+  note_sender(x, from);
   peers[x] = peers[x] | bit(from)
 }
 inline look_for_losses(x, from) {
 #ifndef BROKEN_DOES_NOT_LOOK_FOR_EARLY_LOSSES
-  if :: unreachable(x, from) || unreachable(x, 0) -> fail(x) :: else fi
+  if :: (has_lost(x, from) || has_lost(x, 0)) && !deals_with_next(x) -> fail(x) :: else fi
 #endif
   skip
 }
@@ -536,6 +598,7 @@ inline send_gradients(k, ends) {
   outbox = outbox & ~bit(k);
   assert(!(received & bit(k)) && !(gradients & bit(k)) && !(killed & bit(k)));
   peers[w] = peers[w] | bit(S[k]);
+  note(w, S[k]);
   if
   :: unreachable(w, S[k]) -> fail(w)
   :: else ->
@@ -562,7 +625,10 @@ inline send_gradients(k, ends) {
      fi;
      if
      :: !dead[S[k]] -> gradients = gradients | bit(k)
-     :: else -> final = final & ~bit(k); forget_riding(k)
+     :: else ->
+        if :: is_refused_by_next(w, S[k]) -> tell(w) :: else fi;
+        final = final & ~bit(k);
+        forget_riding(k)
      fi
   fi;
   w = 0
@@ -619,9 +685,19 @@ inline notice(x) {
 #ifdef BROKEN_IGNORES_THE_LOSS_OF_PEERS
   if :: running(x) && victim == 0 -> fail(x) :: else fi
 #else
-  if :: running(x) && ((peers[x] | participants[x] | 1) & bit(victim)) -> fail(x) :: else fi
+  if :: running(x) && ((peers[x] | participants[x] | 1) & bit(victim)) && !deals_with_next(x) -> fail(x) :: else fi
 #endif
 }
+#ifdef FORMER
+/* Worker x learns of the loss of the former life of `victim`, which it knows the next one of. */
+inline hear_of_former(x) {
+  untold = untold & ~bit(x);
+#ifdef BROKEN_LOSSES_GO_BY_WORKER
+  if :: running(x) && ((peers[x] | participants[x] | 1) & bit(victim)) -> fail(x) :: else fi
+#endif
+  skip
+}
+#endif
 inline drop_unread(x) {
   i = 0;
   do
@@ -747,6 +823,9 @@ init {
 #else
   atomic { choose_graph() }
 #endif
+#ifdef FORMER
+  atomic { if :: victim = 1 :: victim = 2 fi; untold = 7 & ~bit(victim) }
+#endif
   do
   :: atomic { !begun && !dead[0] -> d_step { begin() } }
   :: atomic {
@@ -811,7 +890,14 @@ init {
        d_step {
          assert(used & bit(l));
          ran = ran | bit(l);
+#ifdef RETURNS
+         if
+         :: knows_next(R[l], S[l]) -> fail(R[l]) /* the tensors are of the former life */
+         :: else -> outbox = outbox | bit(l)
+         fi;
+#else
          outbox = outbox | bit(l);
+#endif
          l = 0
        }
      }
@@ -847,6 +933,14 @@ init {
        if :: d_step { drop_unread(l) } :: skip fi;
        d_step { notice(l); l = 0 }
      }
+#endif
+#ifdef RETURNS
+  :: atomic { crashed && !dead[0] && !(met & 1) -> met = met | 1 }
+  :: atomic { crashed && !dead[1] && !(met & 2) -> met = met | 2 }
+  :: atomic { crashed && !dead[2] && !(met & 4) -> met = met | 4 }
+#endif
+#ifdef FORMER
+  :: atomic { untold != 0 -> if :: untold & 1 -> l = 0 :: untold & 2 -> l = 1 :: untold & 4 -> l = 2 fi; d_step { hear_of_former(l); l = 0 } }
 #endif
   :: else -> break
   od;

@@ -7,6 +7,8 @@
    -DENDS=mask     these workers (bits) end at some time, in any order; others hear of each end at different times
    -DLEAVES=x      worker x, which ENDS names, leaves: it lets go of everything before it ends
    -DRETURNS       worker 3 is the next life of worker 1: it joins when all have heard of the end of the former one
+   -DLATECOMER     with it: worker 2 joins after worker 3, and never hears of worker 1
+   -DJOINS=x       worker x joins: the owner knows it, the others hear of it at some time, before they get anything of it
    -DLOSES=x       worker x and the owner may lose each other for good before worker x ends
    -DLATE          messages of workers that are over may be handled after the news of the end
    -DCHAIN         worker x sends to worker x + 1 only; else to every worker with a higher number
@@ -66,7 +68,10 @@ byte i, m, h, d;
 
 #define is_over(x) ((ended & bit(x)) != 0)
 #define has_heard(y, x) ((knows[y] & bit(x)) != 0)
-#ifdef RETURNS
+#ifdef LATECOMER
+#define present(x) ((x) != 3 && (x) != 2 || (x) == 3 && joined || (x) == 2 && joined_late)
+bool joined_late;
+#elif defined(RETURNS)
 #define present(x) ((x) != 3 || joined)
 #else
 #define present(x) true
@@ -75,6 +80,18 @@ byte i, m, h, d;
 #define is_cut(x, y) (cut && ((x) == 0 && (y) == LOSES || (y) == 0 && (x) == LOSES))
 #else
 #define is_cut(x, y) false
+#endif
+#ifdef JOINS
+byte met = 1 | bit(JOINS); /* who knows worker JOINS */
+#define knows_of(y, x) ((x) != JOINS || (met & bit(y)) != 0)
+#else
+#define knows_of(y, x) true
+#endif
+/* A life before the one that y knows: y will never hear of it. */
+#ifdef LATECOMER
+#define is_past(y, x) ((y) == 2 && (x) == 1)
+#else
+#define is_past(y, x) false
 #endif
 /* What y can no longer reach, or be reached by. */
 #define apart(x, y) (is_over(x) || is_over(y) || is_cut(x, y))
@@ -322,10 +339,17 @@ inline apply(x, y) {
      ledger[WORKERS * x + y]?SWEEP, m;
      if
      :: has_heard(y, m) -> ledger[WORKERS * y]!CLEAN(m)
-#ifndef BROKEN_FORGETS_EARLY_QUESTIONS
-     :: !has_heard(y, m) -> asked_early[y] = asked_early[y] | bit(m)
+#ifdef BROKEN_ANSWERS_FOR_THE_UNKNOWN
+     :: !has_heard(y, m) && !knows_of(y, m) -> ledger[WORKERS * y]!CLEAN(m)
 #endif
-     :: else
+#ifndef BROKEN_WAITS_FOR_NEWS_OF_THE_PAST
+     :: !has_heard(y, m) && is_past(y, m) -> ledger[WORKERS * y]!CLEAN(m)
+#endif
+     :: else ->
+#ifndef BROKEN_FORGETS_EARLY_QUESTIONS
+        asked_early[y] = asked_early[y] | bit(m)
+#endif
+        skip
      fi;
      m = 0
   :: ledger[WORKERS * x + y]?[CLEAN, _] ->
@@ -356,7 +380,7 @@ inline apply(x, y) {
 #ifdef LATE
 #define can_receive(k) (token[k] == FLYING && !is_over(to[k]) && !is_cut(from[k], to[k]))
 #else
-#define can_receive(k) deliverable(k)
+#define can_receive(k) (deliverable(k) && knows_of(to[k], from[k]))
 #endif
 
 inline destroy() {
@@ -394,14 +418,14 @@ inline send_reference(x, y) {
 #else
 #define route(x, y) true
 #endif
-#define can_send(x, y) (route(x, y) && sent < M && handles[x] != 0 && hold[x] != LOST && !is_over(x) && !has_heard(x, y) && present(y) && !is_cut(x, y))
+#define can_send(x, y) (route(x, y) && sent < M && handles[x] != 0 && hold[x] != LOST && !is_over(x) && !has_heard(x, y) && present(y) && !is_past(x, y) && knows_of(x, y) && !is_cut(x, y))
 #ifdef BROKEN_APPLIES_LEDGERS_OF_THE_DEAD
 #define can_apply(x, y) (nempty(ledger[WORKERS * x + y]) && !is_over(y) && !is_cut(x, y))
 #else
-#define can_apply(x, y) (nempty(ledger[WORKERS * x + y]) && !is_over(y) && !has_heard(y, x) && !is_cut(x, y))
+#define can_apply(x, y) (nempty(ledger[WORKERS * x + y]) && !is_over(y) && !has_heard(y, x) && knows_of(y, x) && !is_cut(x, y))
 #endif
-#define can_end(x) ((ENDS & bit(x)) != 0 && !is_over(x))
-#define can_hear(y, x) (is_over(x) && !is_over(y) && present(y) && !has_heard(y, x))
+#define can_end(x) ((ENDS & bit(x)) != 0 && !is_over(x) && present(x))
+#define can_hear(y, x) (is_over(x) && !is_over(y) && present(y) && !has_heard(y, x) && knows_of(y, x) && !is_past(y, x))
 
 #ifdef LEAVES
 inline leave() {
@@ -436,16 +460,27 @@ inline lose_the_owner() {
 
 #ifdef RETURNS
 /* All have heard of the end of worker 1. */
-#define all_have_heard (is_over(1) && (is_over(0) || has_heard(0, 1)) && (is_over(2) || has_heard(2, 1)))
-inline join() {
-  joined = true;
-  knows[3] = knows[0];
+#define all_have_heard (is_over(1) && (is_over(0) || has_heard(0, 1)) && (is_over(2) || !present(2) || has_heard(2, 1)))
+/* Sweeps that run ask those that join, too. */
+inline ask_newcomer(x) {
   d = 1;
   do
-  :: d < 3 -> if :: sweep[d] == RUNNING -> asked[d] = asked[d] | bit(3); ledger[3]!SWEEP(d) :: else fi; d++
+  :: d < WORKERS -> if :: sweep[d] == RUNNING -> asked[d] = asked[d] | bit(x); ledger[x]!SWEEP(d) :: else fi; d++
   :: else -> break
   od;
   d = 0
+}
+inline join() {
+  joined = true;
+  knows[3] = knows[0];
+  ask_newcomer(3)
+}
+#endif
+#ifdef LATECOMER
+inline join_late() {
+  joined_late = true;
+  knows[2] = knows[0] & ~bit(1);
+  ask_newcomer(2)
 }
 #endif
 
@@ -544,6 +579,12 @@ init {
   HEARS(3, 2)
 #endif
 #endif
+#if (ENDS & 8)
+  WORKER_ENDS(3)
+  HEARS(0, 3)
+  HEARS(1, 3)
+  HEARS(2, 3)
+#endif
 #ifdef LEAVES
   :: atomic { !leaving && !is_over(LEAVES) -> d_step { leave() } }
 #endif
@@ -552,6 +593,16 @@ init {
 #endif
 #ifdef RETURNS
   :: atomic { !joined && all_have_heard -> d_step { join() } }
+#endif
+#ifdef LATECOMER
+  :: atomic { joined && !joined_late && !is_over(0) -> d_step { join_late() } }
+#endif
+#ifdef JOINS
+  :: atomic { !(met & 2) && !is_over(1) -> met = met | 2 }
+  :: atomic { !(met & 4) && !is_over(2) -> met = met | 4 }
+#if WORKERS > 3
+  :: atomic { !(met & 8) && !is_over(3) -> met = met | 8 }
+#endif
 #endif
   :: else -> break
   od;
