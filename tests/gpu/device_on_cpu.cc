@@ -99,6 +99,14 @@ std::int64_t dense_dim(const at::Tensor& tensor) {
 bool is_coalesced(const at::Tensor& tensor) {
   return at::sparse::get_sparse_impl(tensor)->coalesced();
 }
+at::Tensor indices_once(const at::Tensor& tensor) {
+  TORCH_CHECK(is_coalesced(tensor), "indices() of an uncoalesced tensor");
+  return sparse_indices(tensor);
+}
+at::Tensor values_once(const at::Tensor& tensor) {
+  TORCH_CHECK(is_coalesced(tensor), "values() of an uncoalesced tensor");
+  return sparse_values(tensor);
+}
 at::Tensor& set_coalesced(at::Tensor& tensor, bool coalesced) {
   at::sparse::get_sparse_impl(tensor)->set_coalesced(coalesced);
   return tensor;
@@ -259,7 +267,10 @@ TORCH_LIBRARY_IMPL(aten, SparseCUDA, m) {
   m.impl("dense_dim", TORCH_FN(dense_dim));
   m.impl("is_coalesced", TORCH_FN(is_coalesced));
   m.impl("_coalesced_", TORCH_FN(set_coalesced));
-  // Others have a kernel for all kinds of tensors, which knows dense ones only.
+  // Of libtorch 2.x, these have a kernel for all kinds of tensors, too, which refuses this one.
+  m.impl("indices", TORCH_FN(indices_once));
+  m.impl("values", TORCH_FN(values_once));
+  // Others have one which knows dense ones only.
   m.impl("clone", torch::CppFunction::makeFromBoxedFunction<&run_on_cpu>());
 }
 TORCH_LIBRARY_IMPL(aten, CUDA, m) {
