@@ -279,6 +279,7 @@ TEST_P(RandomPrograms, HaveTheGradientsOfOneProcessInExactMode) {
   run_trials(GetParam(), 0, [](Trial& trial, std::mt19937_64& random) {
     trial.program.hooks = random() % 2 == 0;
     trial.program.sparse = random() % 2 == 0;
+    trial.program.in_place = random() % 2 == 0;
   });
 }
 
@@ -287,6 +288,7 @@ TEST_P(RandomPrograms, HaveTheGradientsOfOneProcessInFastMode) {
     trial.program.uses_everything = true;
     trial.program.hooks = random() % 2 == 0;
     trial.program.sparse = random() % 2 == 0;
+    trial.program.in_place = random() % 2 == 0;
     trial.options.mode = dist_autograd::Mode::fast;
   });
 }
@@ -297,6 +299,7 @@ TEST_P(RandomPrograms, HaveTheGradientsOfOneProcessInEveryDtype) {
   run_trials(GetParam(), 200'000, [](Trial& trial, std::mt19937_64& random) {
     trial.program.dtype = kDtypes[random() % kDtypes.size()];
     trial.program.hooks = random() % 2 == 0;
+    trial.program.in_place = random() % 2 == 0;
     trial.program.sparse = trial.program.dtype == at::kFloat;
   });
 }
@@ -305,6 +308,7 @@ TEST_P(RandomPrograms, HaveTheGradientsOfOneProcessFromSeveralRootsAndPasses) {
   run_trials(GetParam(), 300'000, [](Trial& trial, std::mt19937_64& random) {
     trial.program.hooks = random() % 2 == 0;
     trial.program.sparse = random() % 2 == 0;
+    trial.program.in_place = random() % 2 == 0;
     trial.program.uses_everything = random() % 2 == 0;
     if (trial.program.uses_everything) trial.options.mode = dist_autograd::Mode::fast;
     if (random() % 4 == 0) set_complex(trial.program);
@@ -318,6 +322,7 @@ TEST_P(RandomPrograms, HaveTheGradientsOfOneProcessFromSeveralRootsAndPasses) {
 TEST_P(RandomPrograms, HaveTheGradientsOfOneProcessWhenDifferentiatedTwice) {
   run_trials(GetParam(), 400'000, [](Trial& trial, std::mt19937_64& random) {
     trial.program.hooks = random() % 2 == 0;
+    trial.program.in_place = random() % 2 == 0;
     trial.program.depth = 2;
     trial.program.sparse = trial.program.tables_apart = random() % 2 == 0;
     if (random() % 3 == 0) set_complex(trial.program);
@@ -340,6 +345,7 @@ TEST_P(RandomPrograms, HaveTheGradientsOfOneProcessWhenMessagesOvertakeEachOther
   run_trials(GetParam(), 500'000, [](Trial& trial, std::mt19937_64& random) {
     trial.program.hooks = random() % 2 == 0;
     trial.program.sparse = random() % 2 == 0;
+    trial.program.in_place = random() % 2 == 0;
     trial.program.uses_everything = random() % 3 == 0;
     trial.asking = {.two_roots = random() % 2 == 0, .two_losses = random() % 2 == 0, .passes = 2};
     if (trial.program.uses_everything) {

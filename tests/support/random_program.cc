@@ -82,13 +82,16 @@ class Block {
         block_(block),
         random_(block.path),
         hook_random_(hash(block.path, 11)),
+        place_random_(hash(block.path, 13)),
         device_(device_of(block.program, hash(block.path, 12))) {
     hook_received(arguments);
-    for (const at::Tensor& argument : arguments)
-      values_.push_back(argument.defined() ? argument : new_matrix());
-    if (block_.table) {
-      const at::Tensor table = values_.back();
-      values_.back() = look_up(table);
+    for (const at::Tensor& argument : arguments) {
+      const bool table = block_.table && &argument == &arguments.back();
+      if (!argument.defined()) {
+        values_.push_back(new_matrix());
+      } else {
+        values_.push_back(table ? look_up(argument) : changed_in_place(argument));
+      }
     }
     if (values_.empty()) values_.push_back(new_matrix());
     values_.push_back(parameter());
@@ -221,6 +224,22 @@ class Block {
     }
   }
 
+  // As it came: the history of the message is rebased, that of a part through CopySlices.
+  at::Tensor changed_in_place(at::Tensor received) {
+    if (!block_.program.in_place) return received;
+    // An expanded one arrives expanded, though not in the oracle.
+    if (!received.is_non_overlapping_and_dense()) received = received.clone();
+    const auto kinds = place_random_() % 8;
+    if ((kinds & 1) != 0) received.mul_(0.75);
+    if ((kinds & 2) != 0 && received.dim() > 0 && received.size(0) > 0)
+      received.select(0, 0).mul_(-0.5);
+    if ((kinds & 4) != 0) {
+      const int index = static_cast<int>(place_random_() % kTable);
+      received.add_(host_.parameter(index).sum().to(received.device()));
+    }
+    return received;
+  }
+
   void call() {
     if (block_.level >= block_.program.depth) return;
     const int worker = pick(block_.program.workers);
@@ -242,9 +261,10 @@ class Block {
   }
 
   void take(const Tensors& results, bool used) {
-    if (used) hook_received(results);
+    if (!used) return;
+    hook_received(results);
     for (const at::Tensor& result : results) {
-      if (used && result.defined()) values_.push_back(result);
+      if (result.defined()) values_.push_back(changed_in_place(result));
     }
   }
 
@@ -263,6 +283,7 @@ class Block {
   const ProgramBlock block_;
   std::mt19937_64 random_;
   std::mt19937_64 hook_random_;  // apart, so that a program does the same with and without hooks
+  std::mt19937_64 place_random_;
   const at::Device device_;
   Tensors values_;
   std::vector<std::pair<std::function<Tensors()>, bool>> waiting_;

@@ -21,6 +21,8 @@ struct RandomProgram {
   at::ScalarType dtype = at::kDouble;
   bool hooks = false;   // not linear: on tensors, also as they came in and on parameters, on nodes
   bool sparse = false;  // lookups in parameters, also in those of the caller
+  // Received tensors are changed in place, whole or in part, before anything else uses them.
+  bool in_place = false;
   // Parameters that are looked up in have no other use: libtorch cannot differentiate the sum of a
   // sparse gradient and a dense one.
   bool tables_apart = false;
@@ -29,7 +31,8 @@ struct RandomProgram {
 
   template <class Archive>
   void serialize(Archive& archive) {
-    archive(seed, workers, uses_everything, depth, dtype, hooks, sparse, tables_apart, devices);
+    archive(seed, workers, uses_everything, depth, dtype, hooks, sparse, in_place, tables_apart,
+            devices);
   }
 };
 
