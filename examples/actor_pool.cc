@@ -90,7 +90,7 @@ int learn(int kills) {
   std::map<std::string, pid_t> collectors;
   for (const std::string name : {"collector0", "collector1", "collector2"})
     collectors[name] = start(name);
-  for (const auto& [name, process] : collectors) until("all work", [&] { return works(name); });
+  for (const auto& each : collectors) until("all work", [&] { return works(each.first); });
   for (int i = 0; i < kills; ++i) {
     const std::string victim = "collector" + std::to_string(i % 3);
     kill(collectors[victim], SIGKILL);

@@ -48,8 +48,9 @@ TEST_F(DirectGradients, OverTransfersEqualThoseOfOneProcessOnTheCpu) {
     bool apart;
     int there;  // worker 1's device
   };
-  for (const auto [apart, there] : {Case{false, 1}, Case{true, 1}, Case{true, 0}}) {
-    fake::workers_are_processes(apart);
+  for (const Case each : {Case{false, 1}, Case{true, 1}, Case{true, 0}}) {
+    const int there = each.there;
+    fake::workers_are_processes(each.apart);
     Cluster cluster(2, there == 1 ? std::function<void(Options&)>(worker0_maps) : nullptr);
     if (there == 0) {  // through memory that both share, once it is open both ways
       ASSERT_TRUE(eventually([&] {

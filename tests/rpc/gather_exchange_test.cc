@@ -11,40 +11,14 @@
 #include <vector>
 
 #include "stitch/base/event_loop.h"
+#include "tests/rpc/gather_exchange_fixture.h"
 #include "tests/support/eventually.h"
-#include "tests/support/failing_memory.h"
 
 namespace stitch::rpc {
 namespace {
 
 using namespace std::chrono_literals;
 using stitch::testing::eventually;
-using stitch::testing::FailingMemory;
-using Clock = GatherExchange::Clock;
-
-const WorkerInfo kA{"a", WorkerId(0), 1};
-const WorkerInfo kB{"b", WorkerId(1), 1};
-const WorkerInfo kC{"c", WorkerId(2), 1};
-constexpr auto kNever = Clock::time_point::max();
-
-OwnedObject value() { return OwnedObject::of(std::make_shared<int>(7)); }
-
-void expect_failed(const Future<OwnedObject>& future, ErrorCode code, const std::string& text) {
-  ASSERT_TRUE(future.ready() && future.has_error());
-  EXPECT_EQ(future.error().code(), code);
-  EXPECT_EQ(future.error().what(), text);
-}
-
-// The exchange of worker b.
-class GatherExchanges : public ::testing::Test {
- protected:
-  [[nodiscard]] std::string post(const std::vector<WorkerInfo>& lives,
-                                 const std::vector<WorkerInfo>& others,
-                                 Clock::time_point over = kNever) {
-    return exchange.post(lives, value(), others, over);
-  }
-  GatherExchange exchange;
-};
 
 TEST_F(GatherExchanges, ThoseThatHaveGivenUpAreNotWaitedFor) {
   const auto first = exchange.fetch("a/1 b/1 c/1 #0", kA);
@@ -77,39 +51,6 @@ TEST_F(GatherExchanges, StoppingOneWaitLeavesAnotherOfTheSameCaller) {
   EXPECT_EQ(post({kA, kB}, {kA}), "a/1 b/1 #0");
   EXPECT_TRUE(second.value.ready() && !second.value.has_error());
   EXPECT_EQ(exchange.size(), 0U);
-}
-
-constexpr std::int64_t kAll = std::int64_t{1} << 40;
-
-TEST_F(GatherExchanges, WaitsEndWithoutMemory) {
-  const std::string key = "a/1 b/1 c/1 #0";
-  const auto stopped = exchange.fetch(key, kA);
-  const auto lost = exchange.fetch(key, kC);
-  FailingMemory::begin(1, kAll);
-  exchange.stop_waiting(key, stopped.wait);
-  exchange.on_lost(kC);
-  FailingMemory::end();
-  expect_failed(stopped.value, ErrorCode::cancelled, "its caller waits no more");
-  expect_failed(lost.value, ErrorCode::cancelled, "its caller waits no more");
-  EXPECT_EQ(exchange.size(), 0U);
-}
-
-TEST_F(GatherExchanges, AFetchThatFindsNoMemoryLeavesNothing) {
-  const std::string key = "a/1 b/1 c/1 #0";
-  int thrown = 0;
-  for (std::int64_t allocation = 1;; ++allocation) {
-    FailingMemory::begin(allocation);
-    try {
-      static_cast<void>(exchange.fetch(key, kA));
-      FailingMemory::end();
-      break;
-    } catch (const std::bad_alloc&) {
-      FailingMemory::end();
-    }
-    ++thrown;
-    EXPECT_EQ(exchange.size(), 0U) << allocation;
-  }
-  EXPECT_GT(thrown, 1);
 }
 
 TEST_F(GatherExchanges, OnlyThoseInTheGatheringMayFetch) {
