@@ -1,5 +1,6 @@
-// Shutdown in every state that a world may be in: it returns within its limit and a second, without
-// a word on stderr. Each state is repeated SHUTDOWN_TEST_ROUNDS times (default 5).
+// Shutdown in every state that a world may be in, fixed or elastic: it returns within its limit and
+// a second, without a word on stderr. Each state is repeated SHUTDOWN_TEST_ROUNDS times (default 5;
+// 2 in elastic worlds).
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <torch/torch.h>
@@ -19,6 +20,7 @@
 #include <vector>
 
 #include "stitch/stitch.h"
+#include "tests/support/error_of.h"
 #include "tests/support/eventually.h"
 #include "tests/support/forked_world.h"
 
@@ -36,10 +38,13 @@ using Clock = std::chrono::steady_clock;
 constexpr int kWorkers = 3;
 constexpr auto kLimit = 5s;
 
-int rounds() {
+int rounds(bool elastic = false) {
   const char* text = std::getenv("SHUTDOWN_TEST_ROUNDS");
-  return text == nullptr ? 5 : std::atoi(text);
+  return text == nullptr ? (elastic ? 2 : 5) : std::atoi(text);
 }
+
+// Whether this process is a worker of an elastic world, which leaves alone.
+bool g_elastic = false;
 
 int one() { return 1; }
 int sleep_a_little() {
@@ -76,9 +81,23 @@ STITCH_INLINE(shutdown_is_refused);
 bool shutdown_is_refused_in_a_handler() { return shutdown_is_refused(); }
 
 std::string next(const Worker& self) {
-  return self
-      .worker(stitch::WorkerId(static_cast<std::uint32_t>((self.rank() + 1) % self.world_size())))
-      .name;
+  return "worker" + std::to_string((self.rank() + 1) % kWorkers);
+}
+
+// All have come to this point: of an elastic world one might have left already.
+void meet(Worker& self) {
+  if (g_elastic) self.barrier({"worker0", "worker1", "worker2"});
+}
+
+// What a call, or a pass, may fail with when the worker that it is for leaves.
+bool is_end_of_a_worker(const Error& error) {
+  return error.code() == ErrorCode::shutting_down ||
+         (g_elastic && error.code() == ErrorCode::disconnected);
+}
+bool ended_well(const stitch::Future<int>& call) {
+  if (!call.ready()) return false;
+  if (!call.has_error()) return true;
+  return g_elastic && is_end_of_a_worker(stitch::testing::error_of([&] { call.get(); }));
 }
 
 // Shuts down and returns whether that took no longer than it may.
@@ -103,14 +122,14 @@ bool calls_in_flight(Worker& self) {
   std::vector<stitch::Future<int>> calls;
   for (int i = 0; i < 20; ++i) calls.push_back(self.rpc_async<sleep_a_little>(next(self)));
   const bool quick = in_time(self);
-  return quick && std::all_of(calls.begin(), calls.end(),
-                              [](auto& call) { return call.ready() && !call.has_error(); });
+  return quick && std::all_of(calls.begin(), calls.end(), ended_well);
 }
 
 bool references_held(Worker& self) {
   std::vector<stitch::RRef<Counter>> held;
   for (int i = 0; i < 10; ++i) held.push_back(self.remote<Counter>(next(self)));
   held[0].rpc_sync<&Counter::add>(1);
+  meet(self);
   return in_time(self);
 }
 
@@ -119,6 +138,7 @@ bool open_context(Worker& self) {
   auto x = torch::ones({4}, torch::requires_grad());
   auto loss = self.rpc_sync<scale>(next(self), x).sum();
   context.backward({loss});
+  meet(self);
   return in_time(self);
 }
 
@@ -134,11 +154,12 @@ bool pass_running(Worker& self) {
       begun = true;
       context.backward({loss});
     } catch (const Error& error) {
-      failed_well = error.code() == ErrorCode::shutting_down;
+      failed_well = is_end_of_a_worker(error);
       begun = true;
     }
   });
   while (!begun) std::this_thread::yield();
+  meet(self);
   const bool quick = in_time(self);
   thread.join();
   return quick && failed_well;
@@ -158,6 +179,7 @@ bool called_by_a_handler(Worker& self) {
   g_victim = &self;
   self.barrier();
   const bool refused = self.rpc_sync<shutdown_is_refused_in_a_handler>(next(self));
+  meet(self);
   return in_time(self) && refused;
 }
 
@@ -165,6 +187,7 @@ bool called_by_an_inline_function(Worker& self) {
   g_victim = &self;
   self.barrier();
   const bool refused = self.rpc_sync<shutdown_is_refused>(next(self));
+  meet(self);
   return in_time(self) && refused;
 }
 
@@ -172,6 +195,7 @@ bool called_by_a_callback(Worker& self) {
   g_victim = &self;
   const bool refused =
       self.rpc_async<one>(next(self)).then([](int) { return shutdown_is_refused(); }).get();
+  meet(self);
   return in_time(self) && refused;
 }
 
@@ -185,6 +209,7 @@ bool a_peer_is_killed(Worker& self) {
 void exit_now() { std::_Exit(0); }
 bool a_peer_exits(Worker& self) {
   static_cast<void>(self.rpc_sync<one>(next(self)));
+  meet(self);
   if (self.rank() == 1) self.notify<exit_now>("worker2");  // which has answered its call
   if (self.rank() == 2) {
     std::this_thread::sleep_for(30s);
@@ -199,6 +224,7 @@ void let_it_stop() { may_stop = true; }
 void stop_now() { ::kill(::getpid(), SIGSTOP); }
 bool a_peer_is_stopped(Worker& self) {
   static_cast<void>(self.rpc_sync<one>(next(self)));
+  meet(self);
   if (self.rank() == 1) self.rpc_sync<let_it_stop>("worker0");
   if (self.rank() == 0) {
     if (!stitch::testing::eventually([] { return may_stop.load(); })) return false;
@@ -221,20 +247,25 @@ bool a_peer_is_partitioned(Worker& self) {
   return in_time(self) && call.ready();
 }
 
-class ShutdownStates : public testing::TestWithParam<State> {};
+class ShutdownStates : public testing::Test, public testing::WithParamInterface<State> {
+ protected:
+  static void run_rounds(State state, bool elastic);
+};
+class ElasticShutdownStates : public ShutdownStates {};
 
-TEST_P(ShutdownStates, ReturnsInTimeAndSilently) {
-  const State state = GetParam();
+void ShutdownStates::run_rounds(State state, bool elastic) {
   const bool loses_one =
       state.run == a_peer_is_killed || state.run == a_peer_exits || state.run == a_peer_is_stopped;
   double worst = 0;
   int count = 0;
-  for (int round = 0; round < rounds(); ++round) {
+  for (int round = 0; round < rounds(elastic); ++round) {
     SCOPED_TRACE("round " + std::to_string(round));
     stitch::testing::TemporaryFolder times;
     ::setenv("SHUTDOWN_TEST_TIMES", (times.path() / "times").c_str(), 1);
-    ForkedWorld world(kWorkers, [state](Options options) {
+    ForkedWorld world(kWorkers, [state, elastic](Options options) {
       options.num_threads = 2;
+      g_elastic = elastic;
+      if (elastic) options.world_size = stitch::WorldSize::range(kWorkers, kWorkers);
       if (state.run == a_peer_is_partitioned) {
         options.fault = "partition=worker2|worker0+worker1@2s";
         partition_begins = Clock::now() + kPartitionAfter;
@@ -252,22 +283,26 @@ TEST_P(ShutdownStates, ReturnsInTimeAndSilently) {
     std::ifstream file(times.path() / "times");
     for (double ms = 0; file >> ms; ++count) worst = std::max(worst, ms);
   }
-  std::printf("%s: %d shutdowns, the longest took %.0f ms\n", state.name, count, worst);
+  std::printf("%s%s: %d shutdowns, the longest took %.0f ms\n", elastic ? "elastic, " : "",
+              state.name, count, worst);
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Each, ShutdownStates,
-    testing::Values(State{"Idle", idle}, State{"CallsInFlight", calls_in_flight},
-                    State{"ReferencesHeld", references_held}, State{"OpenContext", open_context},
-                    State{"PassRunning", pass_running}, State{"CalledTwice", called_twice},
-                    State{"CalledByTwoThreads", called_by_two_threads},
-                    State{"CalledByAHandler", called_by_a_handler},
-                    State{"CalledByAnInlineFunction", called_by_an_inline_function},
-                    State{"CalledByACallback", called_by_a_callback},
-                    State{"APeerIsKilled", a_peer_is_killed}, State{"APeerExits", a_peer_exits},
-                    State{"APeerIsStopped", a_peer_is_stopped},
-                    State{"APeerIsPartitioned", a_peer_is_partitioned}),
-    [](const auto& info) { return std::string(info.param.name); });
+TEST_P(ShutdownStates, ReturnsInTimeAndSilently) { run_rounds(GetParam(), false); }
+TEST_P(ElasticShutdownStates, ReturnsInTimeAndSilently) { run_rounds(GetParam(), true); }
+
+const auto kStates = testing::Values(
+    State{"Idle", idle}, State{"CallsInFlight", calls_in_flight},
+    State{"ReferencesHeld", references_held}, State{"OpenContext", open_context},
+    State{"PassRunning", pass_running}, State{"CalledTwice", called_twice},
+    State{"CalledByTwoThreads", called_by_two_threads},
+    State{"CalledByAHandler", called_by_a_handler},
+    State{"CalledByAnInlineFunction", called_by_an_inline_function},
+    State{"CalledByACallback", called_by_a_callback}, State{"APeerIsKilled", a_peer_is_killed},
+    State{"APeerExits", a_peer_exits}, State{"APeerIsStopped", a_peer_is_stopped},
+    State{"APeerIsPartitioned", a_peer_is_partitioned});
+const auto name_of = [](const auto& info) { return std::string(info.param.name); };
+INSTANTIATE_TEST_SUITE_P(Each, ShutdownStates, kStates, name_of);
+INSTANTIATE_TEST_SUITE_P(Each, ElasticShutdownStates, kStates, name_of);
 
 // Workers that wait for one that never comes: init() fails in time, and what it has begun ends.
 TEST(ShutdownStates, InitHalfDone) {
