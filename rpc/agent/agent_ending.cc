@@ -17,8 +17,18 @@
 #include "stitch/rpc/agent/gather_exchange.h"
 #include "stitch/rpc/agent/graceful_shutdown.h"
 #include "stitch/rpc/agent/membership_service.h"
+#include "stitch/rpc/agent/worker_report.h"
 
 namespace stitch::rpc {
+
+namespace {
+
+std::vector<WorkerId> ids_of(const std::optional<ShutdownProtocol::Waiting>& waiting) {
+  if (!waiting) return {};
+  return {waiting->missing.begin(), waiting->missing.end()};
+}
+
+}  // namespace
 
 std::optional<Error> Agent::why_not_here() const {
   if (state_.ended()) return std::nullopt;
@@ -52,7 +62,9 @@ std::optional<Error> Agent::shutdown(bool graceful, std::chrono::nanoseconds tim
     }
   }
   // Even past the deadline, closing has a second.
-  stop_everything(std::max(deadline, Clock::now() + std::chrono::seconds(1)));
+  const auto closed_by = std::max(deadline, Clock::now() + std::chrono::seconds(1));
+  if (error && error->code() == ErrorCode::timeout) dump_shutdown();
+  stop_everything(closed_by);
   return error;
 }
 
@@ -64,14 +76,25 @@ std::optional<Error> Agent::await_first_shutdown(Clock::time_point deadline) {
   std::string text = "a second shutdown of " + to_string(self_) +
                      " has reached its time limit: the first one still ";
   const auto waiting = graceful_shutdown_->waiting();
+  const std::vector<WorkerId> awaited = ids_of(waiting);
+  dumps_.on_timeout("shutdown timed out", shutdown_table(*this, waiting), awaited);
   if (!waiting) {
     text += "runs";
   } else {
     std::vector<std::string> names;
-    for (const WorkerId id : waiting->missing) names.push_back(to_string(peers_->find(id)));
+    for (const WorkerId id : awaited) names.push_back(to_string(peers_->find(id)));
     text += std::string("waits for ") + waiting->what + ": " + base::join_names(names);
   }
   return Error(ErrorCode::timeout, text);
+}
+
+void Agent::dump_shutdown() noexcept {
+  try {
+    const auto waited = graceful_shutdown_->waited();
+    dumps_.on_shutdown_timeout(shutdown_table(*this, waited), ids_of(waited));
+  } catch (const std::bad_alloc&) {
+    // It ends without a dump.
+  }
 }
 
 void Agent::fence(const Error& error) {

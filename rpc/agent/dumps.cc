@@ -19,6 +19,7 @@
 #include "stitch/base/alternate_stack.h"
 #include "stitch/base/errno_text.h"
 #include "stitch/rpc/agent/agent.h"
+#include "stitch/rpc/agent/bounded_task.h"
 #include "stitch/rpc/agent/dump_thread.h"
 #include "stitch/rpc/agent/worker_report.h"
 #include "stitch/rpc/message/frame_kinds.h"
@@ -268,12 +269,31 @@ void Dumps::on_timeout(const std::string& reason, Table rows,
   if (!running_ || !due()) return;
   try {
     write_soon(reason, std::move(rows));
-    std::set<const WorkerInfo*> others;
-    for (const WorkerId id : awaited) others.insert(&agent_.peers().find(id));
-    ask_others(std::move(others));
+    ask(awaited);
   } catch (const std::exception&) {
     // It ends without a report.
   }
+}
+
+void Dumps::on_shutdown_timeout(Table rows, const std::vector<WorkerId>& awaited) noexcept {
+  if (!running_) return;
+  static_cast<void>(due());  // soon after this, none is of use
+  try {
+    ask(awaited);
+    const auto limit = std::chrono::steady_clock::now() + kTimeToWrite;
+    static_cast<void>(
+        run_until(limit, [this, alive = agent_.shared_from_this(), rows = std::move(rows)] {
+          write_quietly("shutdown timed out", rows);
+        }));
+  } catch (const std::exception&) {
+    // Likewise.
+  }
+}
+
+void Dumps::ask(const std::vector<WorkerId>& awaited) {
+  std::set<const WorkerInfo*> others;
+  for (const WorkerId id : awaited) others.insert(&agent_.peers().find(id));
+  ask_others(std::move(others));
 }
 
 void Dumps::write_soon(const std::string& reason, Table rows) {

@@ -18,18 +18,19 @@ namespace stitch::rpc {
 class Agent;
 
 // The dumps of one worker: files that hold its report() as JSON, for stitch-run --diagnose. Written
-// when a call or a backward pass times out (at most one in kInterval; the workers that were called,
-// or waited for, are asked to write theirs, and ask in turn those for which they wait), on a signal
-// (DumpThread), and when asked. None of this needs a user-function thread. The last kMaxFiles are
-// kept, those of former lives of the worker included whose processes were on this host and have
-// ended. While the worker runs, a
-// small file "<name>.<pid>.running.json" says that it should be there: of a worker that is stopped
-// or dead, nothing else may be; that of a dead one stays until its next life starts. Part of its
-// Agent. Thread contract: any thread once start() has been called.
+// when a call or a backward pass times out (at most one in kInterval), or the shutdown; the workers
+// that were called, or waited for, are asked to write theirs, and ask in turn those for which they
+// wait. Also on a signal (DumpThread), and when asked. None of this needs a user-function thread.
+// The last kMaxFiles are kept, those of former lives of the worker included whose processes were on
+// this host and have ended. While the worker runs, a small file "<name>.<pid>.running.json" says
+// that it should be there: of a worker that is stopped or dead, nothing else may be; that of a dead
+// one stays until its next life starts. Part of its Agent. Thread contract: any thread once start()
+// has been called.
 class Dumps {
  public:
   static constexpr std::size_t kMaxFiles = 16;
   static constexpr std::chrono::seconds kInterval{10};
+  static constexpr std::chrono::milliseconds kTimeToWrite{300};
 
   // Keeps a reference.
   explicit Dumps(Agent& agent) : agent_(agent) {}
@@ -52,6 +53,9 @@ class Dumps {
   // a folder, or within kInterval of the last time.
   void on_timeout(const std::string& reason, Table rows,
                   const std::vector<WorkerId>& awaited) noexcept;
+  // The shutdown of this worker has timed out: the same, always, and the dump is written on return
+  // (unless that takes longer than kTimeToWrite): the worker ends now.
+  void on_shutdown_timeout(Table rows, const std::vector<WorkerId>& awaited) noexcept;
   // A frame kDump has come: a call of `from` has timed out.
   void on_asked(const WorkerInfo& from);
 
@@ -62,6 +66,7 @@ class Dumps {
   void write_soon(const std::string& reason, Table rows);
   // Asks these workers, and those of all pending calls, to write dumps.
   void ask_others(std::set<const WorkerInfo*> others);
+  void ask(const std::vector<WorkerId>& awaited);
   [[nodiscard]] std::string head(const std::string& reason) const;
   [[nodiscard]] std::string running_file() const;
   // Of this worker in dump_dir, by processes of this host that have ended.

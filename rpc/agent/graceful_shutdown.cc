@@ -125,6 +125,11 @@ std::optional<ShutdownProtocol::Waiting> GracefulShutdown::waiting() const {
   return protocol_.waiting();
 }
 
+std::optional<ShutdownProtocol::Waiting> GracefulShutdown::waited() const {
+  base::MutexLock lock(mutex_);
+  return protocol_.waited();
+}
+
 std::optional<Error> GracefulShutdown::run(steady_clock::time_point deadline) {
   bool told = false;  // that all leave
   {

@@ -287,6 +287,7 @@ void ShutdownProtocol::now_waiting(Time now, const char* what, std::set<WorkerId
 
 void ShutdownProtocol::end(std::optional<Error> error) {
   phase_ = Phase::ended;
+  if (error) waited_ = std::move(waiting_);
   waiting_.reset();
   error_ = std::move(error);
 }

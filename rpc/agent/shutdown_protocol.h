@@ -130,6 +130,8 @@ class ShutdownProtocol {
   // Why it ended before all were ready to close; names the workers that were waited for.
   [[nodiscard]] const std::optional<Error>& error() const { return error_; }
   [[nodiscard]] const std::optional<Waiting>& waiting() const { return waiting_; }
+  // For what it waited when it ended with an error.
+  [[nodiscard]] const std::optional<Waiting>& waited() const { return waited_; }
 
  private:
   enum class Phase : std::uint8_t {
@@ -168,6 +170,7 @@ class ShutdownProtocol {
   Time next_{};
   std::optional<Error> error_;
   std::optional<Waiting> waiting_;
+  std::optional<Waiting> waited_;
   std::uint64_t changes_ = 0;
   std::map<WorkerId, std::uint64_t> lost_;  // the epoch of the last life that was
 

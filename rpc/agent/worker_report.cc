@@ -80,15 +80,6 @@ Table pool(Agent& agent) {
   return table;
 }
 
-Table leaving(Agent& agent, Clock::time_point now) {
-  Table table{"shutdown", {"waits for", "worker", "age"}};
-  const auto waiting = agent.graceful_shutdown().waiting();
-  if (!waiting) return table;
-  for (const WorkerId id : waiting->missing)
-    table.add({waiting->what, agent.peers().find(id).name, now - waiting->since});
-  return table;
-}
-
 const char* state_of(Agent& agent, const OutstandingCall& call) {
   if (call.queued && !call.sent)
     return agent.peers().connected(*call.to) ? "waits to be sent" : "waits for a connection";
@@ -183,6 +174,15 @@ Calls oldest_first(Calls calls) {
 
 }  // namespace
 
+Table shutdown_table(Agent& agent, const std::optional<ShutdownProtocol::Waiting>& waiting) {
+  Table table{"shutdown", {"waits for", "worker", "age"}};
+  if (!waiting) return table;
+  const auto now = Clock::now();
+  for (const WorkerId id : waiting->missing)
+    table.add({waiting->what, agent.peers().find(id).name, now - waiting->since});
+  return table;
+}
+
 void report(Agent& agent, Page page, Report& report) {
   const Clock::time_point now = Clock::now();
   switch (page) {
@@ -191,7 +191,7 @@ void report(Agent& agent, Page page, Report& report) {
       report.push_back(members(agent));
       report.push_back(threads(agent, calls, now));
       report.push_back(pool(agent));
-      report.push_back(leaving(agent, now));
+      report.push_back(shutdown_table(agent, agent.graceful_shutdown().waiting()));
       break;
     }
     case Page::calls: {

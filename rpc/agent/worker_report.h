@@ -1,6 +1,9 @@
 #pragma once
 
+#include <optional>
+
 #include "stitch/rpc/agent/report.h"
+#include "stitch/rpc/agent/shutdown_protocol.h"
 
 namespace stitch::rpc {
 
@@ -11,5 +14,8 @@ class Agent;
 // ring. Needs no user-function thread; takes the locks of the tables one after the other, briefly,
 // so it is a picture of a moment but not of one instant. Any thread; after start().
 void report(Agent& agent, Page page, Report& report);
+// The table of a shutdown: a row for each worker that it waits for. Any thread; after start().
+[[nodiscard]] Table shutdown_table(Agent& agent,
+                                   const std::optional<ShutdownProtocol::Waiting>& waiting);
 
 }  // namespace stitch::rpc

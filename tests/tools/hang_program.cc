@@ -73,10 +73,16 @@ void hang(const std::string& how, stitch::Worker& self) {
     if (rank == 2) sleep_long();
     self.barrier();
   }
-  if (how == "shutdown") {
+  if (how == "shutdown" || how == "shutdown that times out") {
     if (rank == 0) held.push_back(stitch::rpc_async<hold>("worker1"));
     if (rank == 0) stitch::rpc_sync<quick>("worker1");
-    self.shutdown({.timeout = 100s});
+    if (how == "shutdown") self.shutdown({.timeout = 100s});
+    if (rank == 1) sleep_long();
+    try {
+      self.shutdown({.timeout = 1s});
+    } catch (const stitch::Error&) {
+      sleep_long();  // it is looked at from outside
+    }
   }
   if (how == "lock" && rank == 1) {
     const std::lock_guard lock(user_lock);

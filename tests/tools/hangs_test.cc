@@ -203,6 +203,20 @@ TEST(Dumps, ABackwardPassThatTimesOutWritesThoseOfItsRootAndOfWhomItWaitsFor) {
   EXPECT_NE(text.find("\nculprit: worker \"worker1\", hold()\n"), std::string::npos) << text;
 }
 
+TEST(Dumps, AShutdownThatTimesOutWritesThoseOfItsWorkerAndOfWhomItWaitsFor) {
+  Hang hang(2, "shutdown that times out");
+  EXPECT_TRUE(stitch::testing::eventually([&] {
+    return hang.count("asked_by_worker0") == 1 && hang.count("shutdown_timed_out") == 1;
+  }));
+  const std::string text = hang.diagnose();
+  EXPECT_NE(text.find(R"(worker "worker0" waits for worker "worker1" in its shutdown since )"),
+            std::string::npos)
+      << text;
+  EXPECT_NE(text.find(R"(: for shutdown to be called; "worker1" runs hold() since )"),
+            std::string::npos)
+      << text;
+}
+
 TEST(Dumps, AFatalSignalWritesOneBeforeTheProcessDiesOfIt) {
   Hang hang(2, "crash");
   EXPECT_EQ(hang.wait_for(0), 128 + SIGABRT);
