@@ -26,6 +26,7 @@
 #include "tests/support/oracle.h"
 #include "tests/support/random_program.h"
 #include "tests/support/sanitizers.h"
+#include "tests/support/tensor_hook.h"
 
 namespace stitch::testing {
 namespace {
@@ -135,7 +136,7 @@ class Damage {
       return [this, wait = call(callee, block, arguments)] {
         Tensors results = wait();
         if (results.at(0).defined() && results[0].requires_grad()) {
-          results[0].register_hook([this](const at::Tensor& gradient) {
+          add_tensor_hook(results[0], [this](const at::Tensor& gradient) {
             if (!gradient.defined()) return gradient;
             if (gradient.abs().max().item<double>() > 0) ++done_;
             return gradient * (1 + 1e-6);

@@ -6,6 +6,7 @@
 #include <random>
 
 #include "tests/support/blind_to_first.h"
+#include "tests/support/tensor_hook.h"
 
 namespace stitch::testing {
 
@@ -206,7 +207,7 @@ class Block {
   void hook(const at::Tensor& value) {
     if (!block_.program.hooks || !value.requires_grad()) return;
     const auto kinds = hook_random_() % 8;
-    if ((kinds & 1) != 0) value.register_hook(uneven);
+    if ((kinds & 1) != 0) add_tensor_hook(value, uneven);
     if ((kinds & 2) != 0) value.grad_fn()->add_pre_hook(std::make_unique<UnevenPreHook>());
     if ((kinds & 4) != 0) value.grad_fn()->add_post_hook(std::make_unique<UnevenPostHook>());
   }
@@ -217,7 +218,7 @@ class Block {
     bool first = true;
     for (const at::Tensor& tensor : tensors) {
       if (!tensor.defined() || !tensor.requires_grad()) continue;
-      if (hook_random_() % 3 == 0) tensor.register_hook(uneven);
+      if (hook_random_() % 3 == 0) add_tensor_hook(tensor, uneven);
       if (first && hook_random_() % 4 == 0)
         tensor.grad_fn()->add_pre_hook(std::make_unique<UnevenPreHook>());
       first = false;
@@ -299,7 +300,7 @@ Tensors program_parameters(const RandomProgram& program, int worker) {
     const at::Device device =
         device_of(program, static_cast<std::uint64_t>(worker) + static_cast<std::uint64_t>(i));
     parameters.push_back(random_matrix(random, program.dtype).to(device).requires_grad_());
-    if (program.hooks && i == 0) parameters.back().register_hook(uneven);
+    if (program.hooks && i == 0) add_tensor_hook(parameters.back(), uneven);
   }
   return parameters;
 }
