@@ -206,11 +206,18 @@ bool a_peer_is_killed(Worker& self) {
   return in_time(self);
 }
 
+// On worker 1: worker 0 needs nothing of worker 2 any more, not even for meet().
+std::atomic<bool> may_exit{false};
+void let_it_exit() { may_exit = true; }
 void exit_now() { std::_Exit(0); }
 bool a_peer_exits(Worker& self) {
   static_cast<void>(self.rpc_sync<one>(next(self)));
   meet(self);
-  if (self.rank() == 1) self.notify<exit_now>("worker2");  // which has answered its call
+  if (self.rank() == 0) self.rpc_sync<let_it_exit>("worker1");
+  if (self.rank() == 1) {
+    if (!stitch::testing::eventually([] { return may_exit.load(); })) return false;
+    self.notify<exit_now>("worker2");  // which has answered its call
+  }
   if (self.rank() == 2) {
     std::this_thread::sleep_for(30s);
     return false;
