@@ -126,7 +126,9 @@ ObjectRequest begin_creation(const std::shared_ptr<rpc::Agent>& agent, const Tar
   agent->throw_if_stopped();
   target.expect_no_into("remote()");
   const WorkerInfo& to = target.resolve(agent->peers());
-  return {agent, &to, rpc::Agent::begin_request(function_id)};
+  ObjectRequest request{agent, &to, rpc::Agent::begin_request(function_id)};
+  request.message.refuse_when_full = target.when_full() == WhenFull::refuse;
+  return request;
 }
 
 HandlePtr create(ObjectRequest request, const std::string& function,

@@ -263,6 +263,30 @@ TEST(RRefErrors, WaitsForACreationEndAtTheTimeLimitOfACall) {
   gate.close();
 }
 
+TEST(RRefErrors, ACreationThatAsksForItIsRefusedAtOnceWhereItsOwnerIsFull) {
+  gate.close();
+  Cluster cluster(2, [](Options& options) { options.max_inflight_calls = 1; });
+  const auto first = remote<&beyond_the_gate>("worker1", 3);
+  EXPECT_TRUE(gate.wait_for_arrival());
+  const TargetOptions refusing{.to = "worker1", .when_full = WhenFull::refuse};
+  for (const auto& make : std::vector<std::function<void()>>{
+           [&] { remote<&beyond_the_gate>(refusing, 4).when_created().get(); },
+           [&] { remote<Tally>(refusing).when_created().get(); }}) {
+    const Error refused = error_of(make);
+    EXPECT_EQ(refused.code(), ErrorCode::overloaded);
+    expect_in(refused, "was not made: 1 calls of ");
+  }
+  gate.open();
+  EXPECT_EQ(first.to_here(), 3);
+  EXPECT_TRUE(eventually([&] {
+    const auto info = cluster[0].debug_info();
+    const auto sent = info.find("rpc.peer.worker1.calls_sent");
+    return sent == info.end() || sent->second == 0;
+  }));
+  EXPECT_EQ(remote<&beyond_the_gate>(refusing, 5).to_here(), 5);
+  gate.close();
+}
+
 TEST(RRefErrors, AFetchCanBeCancelled) {
   gate.close();
   Cluster cluster(2);
