@@ -77,7 +77,9 @@ std::string torchrun_restart(const Environment& environment) {
   if (!run && !restart) return {};
   // Keys have a limited length.
   constexpr std::size_t kMaxRunId = 128;
-  return run.value_or("none").substr(0, kMaxRunId) + '/' + restart.value_or("0");
+  const std::string name = run.value_or("none").substr(0, kMaxRunId);
+  if (read_number(environment, "GROUP_WORLD_SIZE").value_or(1) > 1) return name;
+  return name + '/' + restart.value_or("0");
 }
 
 std::string first_slurm_host(const std::string& node_list) {

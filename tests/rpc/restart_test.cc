@@ -89,8 +89,12 @@ class AllKilled : public ::testing::Test {
   }
   // What the workers print once they have met.
   std::string meet_again(const std::vector<std::string>& variables) const {
-    const auto worker0 = start(0, variables, "meet");
-    const auto worker1 = start(1, variables, "meet");
+    return meet_again(variables, variables);
+  }
+  std::string meet_again(const std::vector<std::string>& variables0,
+                         const std::vector<std::string>& variables1) const {
+    const auto worker0 = start(0, variables0, "meet");
+    const auto worker1 = start(1, variables1, "meet");
     EXPECT_EQ(worker0->wait(), 0) << worker0->err();
     EXPECT_EQ(worker1->wait(), 0) << worker1->err();
     return worker0->out() + worker1->out();
@@ -106,6 +110,17 @@ TEST_F(AllKilled, WorkersMeetAnewUnderTorchrun) {
   start_and_kill({"TORCHELASTIC_RUN_ID=job", "TORCHELASTIC_RESTART_COUNT=0"});
   EXPECT_EQ(meet_again({"TORCHELASTIC_RUN_ID=job", "TORCHELASTIC_RESTART_COUNT=1"}),
             "worker0 has met the others, epoch 1\nworker1 has met the others, epoch 1\n");
+}
+
+// Of two agents one counts the restart, whose worker has failed.
+TEST_F(AllKilled, WorkersMeetAnewUnderTorchrunWithTwoAgents) {
+  const auto variables = [](const char* restarts) {
+    return std::vector<std::string>{"TORCHELASTIC_RUN_ID=job", "GROUP_WORLD_SIZE=2",
+                                    std::string("TORCHELASTIC_RESTART_COUNT=") + restarts};
+  };
+  start_and_kill(variables("0"));
+  EXPECT_EQ(meet_again(variables("0"), variables("1")),
+            "worker0 has met the others, epoch 2\nworker1 has met the others, epoch 2\n");
 }
 
 // The record of the dead world is still in the store.
