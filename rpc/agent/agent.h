@@ -241,7 +241,7 @@ class Agent final : public Runtime, public std::enable_shared_from_this<Agent> {
   std::optional<Error> await_first_shutdown(Clock::time_point deadline);
   // Leaves an elastic world, which goes on.
   std::optional<Error> leave(Clock::time_point deadline);
-  // The shutdown has timed out, and this worker ends.
+  // The shutdown has timed out, and this worker ends: before others hear of that, and end calls.
   void dump_shutdown() noexcept;
   void stop_everything(Clock::time_point deadline);
   void report_left_behind(const std::string& what) const;

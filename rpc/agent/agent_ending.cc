@@ -57,14 +57,13 @@ std::optional<Error> Agent::shutdown(bool graceful, std::chrono::nanoseconds tim
     try {
       error =
           options_.world_size.is_elastic() ? leave(deadline) : graceful_shutdown_->run(deadline);
+      if (error && !options_.world_size.is_elastic()) dump_shutdown();
     } catch (...) {
       error = to_error(std::current_exception());  // everything here still ends
     }
   }
   // Even past the deadline, closing has a second.
-  const auto closed_by = std::max(deadline, Clock::now() + std::chrono::seconds(1));
-  if (error && error->code() == ErrorCode::timeout) dump_shutdown();
-  stop_everything(closed_by);
+  stop_everything(std::max(deadline, std::min(Clock::now(), deadline) + std::chrono::seconds(1)));
   return error;
 }
 
@@ -77,7 +76,7 @@ std::optional<Error> Agent::await_first_shutdown(Clock::time_point deadline) {
                      " has reached its time limit: the first one still ";
   const auto waiting = graceful_shutdown_->waiting();
   const std::vector<WorkerId> awaited = ids_of(waiting);
-  dumps_.on_timeout("shutdown timed out", shutdown_table(*this, waiting), awaited);
+  dumps_.on_timeout("shutdown timed out", {}, awaited);
   if (!waiting) {
     text += "runs";
   } else {
@@ -115,6 +114,7 @@ std::optional<Error> Agent::leave(Clock::time_point deadline) {
     if (Clock::now() >= deadline) {
       if (busy == 0) break;
       const std::string running = served_calls_.running();
+      dump_shutdown();
       membership_->leave(deadline);  // the others are told, and not waited for
       return Error(ErrorCode::timeout, "shutdown of " + to_string(self_) +
                                            " was not graceful: it still makes or serves " +

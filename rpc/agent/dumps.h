@@ -54,7 +54,7 @@ class Dumps {
   void on_timeout(const std::string& reason, Table rows,
                   const std::vector<WorkerId>& awaited) noexcept;
   // The shutdown of this worker has timed out: the same, always, and the dump is written on return
-  // (unless that takes longer than kTimeToWrite): the worker ends now.
+  // (unless that takes longer than kTimeToWrite, and there was a thread for it): the worker ends.
   void on_shutdown_timeout(Table rows, const std::vector<WorkerId>& awaited) noexcept;
   // A frame kDump has come: a call of `from` has timed out.
   void on_asked(const WorkerInfo& from);

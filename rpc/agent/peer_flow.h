@@ -146,7 +146,7 @@ class PeerFlow {
   // ---- requests of the peer
   // Counts one. The limit that it exceeds, as text; empty when there is room. end_held() in any
   // case.
-  static constexpr const char* kBytesName = "max_inflight_bytes";
+  static constexpr char kBytesName[] = "max_inflight_bytes";  // one address in all units
   [[nodiscard]] const char* hold(std::size_t bytes) noexcept;
   void end_held(std::size_t bytes) noexcept { held_.fetch_sub(packed(bytes + kCallBytes)); }
 

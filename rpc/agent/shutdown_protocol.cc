@@ -146,8 +146,8 @@ void ShutdownProtocol::follow(Time now, Effects& effects) {
     next_ = now;
     return;
   }
-  if (now >= deadline_) return end(timed_out("no GO within the time limit from", {*leader_}));
   now_waiting(now, kForGo, {*leader_});
+  if (now >= deadline_) return end(timed_out("no GO within the time limit from", {*leader_}));
   next_ = std::min(deadline_, repeat_at_);
 }
 
@@ -240,6 +240,7 @@ ShutdownProtocol::Effects ShutdownProtocol::on_sample(Time now, const Status& ow
     return effects;
   }
   previous_ = busy_.empty() ? std::move(statuses) : std::map<WorkerId, Status>{};
+  if (busy_.empty()) waiting_.reset();  // messages are in flight: no worker is waited for
   now_waiting(now, kForCalls, busy_);
   phase_ = Phase::pausing;
   pause_until_ = now + pause_;

@@ -26,7 +26,8 @@ using Environment = std::function<std::optional<std::string>(const std::string& 
 // Which run, and which restart of all its workers, this is under torchrun: "<run id>/<restart>".
 // Workers of different restarts must not meet. "<run id>" where several agents start the workers
 // (GROUP_WORLD_SIZE): each counts only those restarts that its own workers made necessary, so the
-// counts of one restart differ; torchrun starts none before all agents have ended the former ones.
+// counts of one restart differ; torchrun starts none before all agents that live have ended the
+// former ones.
 // Empty under other launchers. Throws as read_launcher().
 [[nodiscard]] std::string torchrun_restart(const Environment& environment);
 

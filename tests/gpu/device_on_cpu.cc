@@ -105,7 +105,10 @@ at::Tensor indices_once(const at::Tensor& tensor) {
 }
 at::Tensor values_once(const at::Tensor& tensor) {
   TORCH_CHECK(is_coalesced(tensor), "values() of an uncoalesced tensor");
-  return sparse_values(tensor);
+  const at::Tensor values = sparse_values(tensor);
+  // Another tensor of the same memory: autograd makes it a view.
+  return at::Tensor(values.getIntrusivePtr()->shallow_copy_and_detach(
+      values.unsafeGetTensorImpl()->version_counter(), true));
 }
 at::Tensor& set_coalesced(at::Tensor& tensor, bool coalesced) {
   at::sparse::get_sparse_impl(tensor)->set_coalesced(coalesced);

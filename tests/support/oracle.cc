@@ -76,7 +76,7 @@ OracleResult run_oracle(const RandomProgram& program, const std::vector<Tensors>
   result.loss = roots.tensors[0].item<double>();
   for (const Tensors& each : parameters) result.gradients.emplace_back(each.size());
   // Passes are added up here, out of place: libtorch adds to `.grad` in place, whatever shares its
-  // memory. In seed 5500171 over 5 workers the two differ.
+  // memory. In one of some thousand programs the two differ.
   const auto take_gradients = [&] {
     for (std::size_t worker = 0; worker < parameters.size(); ++worker) {
       for (std::size_t i = 0; i < parameters[worker].size(); ++i) {

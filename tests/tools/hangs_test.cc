@@ -41,7 +41,10 @@ class Hang {
     int found = 0;
     std::error_code error;
     for (const auto& entry : std::filesystem::directory_iterator(dumps(), error))
-      found += entry.path().filename().string().find(part) != std::string::npos ? 1 : 0;
+      found += entry.path().extension() == ".json" &&
+                       entry.path().filename().string().find(part) != std::string::npos
+                   ? 1
+                   : 0;
     return found;
   }
   // A signal before the worker has its handler would kill it.
