@@ -55,15 +55,17 @@ std::optional<Error> Agent::shutdown(bool graceful, std::chrono::nanoseconds tim
   std::optional<Error> error;
   if (graceful) {
     try {
-      error =
-          options_.world_size.is_elastic() ? leave(deadline) : graceful_shutdown_->run(deadline);
-      if (error && !options_.world_size.is_elastic()) dump_shutdown();
+      if (options_.world_size.is_elastic()) {
+        error = leave(deadline);
+      } else if ((error = graceful_shutdown_->run(deadline))) {
+        dump_shutdown();
+      }
     } catch (...) {
       error = to_error(std::current_exception());  // everything here still ends
     }
   }
   // Even past the deadline, closing has a second.
-  stop_everything(std::max(deadline, std::min(Clock::now(), deadline) + std::chrono::seconds(1)));
+  stop_everything(std::max(deadline, Clock::now() + std::chrono::seconds(1)));
   return error;
 }
 

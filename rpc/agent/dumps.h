@@ -56,7 +56,7 @@ class Dumps {
   // The shutdown of this worker has timed out: the same, always, and the dump is written on return
   // (unless that takes longer than kTimeToWrite, and there was a thread for it): the worker ends.
   void on_shutdown_timeout(Table rows, const std::vector<WorkerId>& awaited) noexcept;
-  // A frame kDump has come: a call of `from` has timed out.
+  // A frame kDump has come: something that `from` waits for has timed out there.
   void on_asked(const WorkerInfo& from);
 
  private:
@@ -66,7 +66,7 @@ class Dumps {
   void write_soon(const std::string& reason, Table rows);
   // Asks these workers, and those of all pending calls, to write dumps.
   void ask_others(std::set<const WorkerInfo*> others);
-  void ask(const std::vector<WorkerId>& awaited);
+  void ask(const std::vector<WorkerId>& awaited);  // and those of all pending calls
   [[nodiscard]] std::string head(const std::string& reason) const;
   [[nodiscard]] std::string running_file() const;
   // Of this worker in dump_dir, by processes of this host that have ended.
