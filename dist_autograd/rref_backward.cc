@@ -17,7 +17,7 @@ Future<std::optional<Error>> backward_on_owner(RRef<at::Tensor> root, Options op
     const std::vector<at::Tensor> roots(1, co_await root.to_here_async());
     const Future<void> pass = current_context().backward_async(roots, options);
     // The caller no longer waits for the pass, so it must not add to the context any more.
-    const std::stop_callback cancel(current_stop_token(), [pass] { pass.cancel(); });
+    const std::stop_callback cancel(current_stop_token(), [&pass] { pass.cancel(); });
     co_await pass;
   } catch (const Error& error) {
     co_return std::optional<Error>(error);

@@ -36,9 +36,12 @@ Future<std::vector<std::int64_t>> results_of(std::vector<Future<std::int64_t>> s
                                              const std::optional<Error>& failure) {
   if (!failure) return when_all(std::move(started));
   return when_all(started).then(
-      [started, failure](const Future<std::vector<std::int64_t>>&) -> std::vector<std::int64_t> {
+      // Not the futures: the steps are stopped with the outcome only if nothing else holds them.
+      [states = stitch::detail::states_of(started),
+       failure](const Future<std::vector<std::int64_t>>&) -> std::vector<std::int64_t> {
         std::int64_t stepped = 0;
-        for (const auto& each : started) {
+        for (const auto& state : *states) {
+          const Future<std::int64_t> each(state);
           if (!each.has_error()) stepped += each.get();  // all have ended
         }
         throw with_stepped(*failure, stepped);

@@ -152,6 +152,7 @@ class CallState final : public FutureState<R>, public rpc::PendingCall {
   void ask_to_stop() override {
     rpc::abandon_call(agent_, call_id_.load(std::memory_order_acquire));
   }
+  [[nodiscard]] bool stops_own_work() const noexcept override { return true; }
   static constexpr bool kIntoTensor = std::is_same_v<R, at::Tensor>;
   struct Nothing {};
   const std::weak_ptr<rpc::Agent> agent_;

@@ -174,14 +174,14 @@ void run_function(const std::shared_ptr<rpc::IncomingCall>& call, Invoke invoke,
         delivery.refused(Error(ErrorCode::invalid_argument, kReturnedEmptyFuture));
         return;
       }
-      if constexpr (std::is_same_v<Delivery, ReplyDelivery>) {
-        if (!future.ready()) rpc::stops_with(*call, future.outcome());
-      }
       awaited->arguments = std::move(arguments);
       awaited->delivery = std::move(delivery);
       deliver = &awaited->delivery;
-      awaited->future = future;
-      future.on_ready([awaited] {
+      awaited->future = std::move(future);
+      if constexpr (std::is_same_v<Delivery, ReplyDelivery>) {
+        if (!awaited->future.ready()) rpc::stops_with(*call, awaited->future.outcome());
+      }
+      awaited->future.on_ready([awaited] {
         Delivery& delivery = awaited->delivery;
         awaited->arguments.reset();  // what they hold is destroyed before the answer is sent
         try {

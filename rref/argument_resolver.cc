@@ -149,7 +149,7 @@ void Resolution::get(std::size_t i, const RRefId& id, const HandlePtr& handle) {
     });
     return;
   }
-  ObjectRequest request = begin_fetch(handle);
+  ObjectRequest request = begin_fetch(handle, {});
   const std::uint64_t started = request.agent->start_call(
       *request.to, "RRef::to_here", request.agent->effective_timeout(std::chrono::nanoseconds(0)),
       std::move(request.message), std::make_shared<PendingArgument>(shared_from_this(), i));

@@ -89,31 +89,31 @@ std::shared_ptr<CallOrder> make_order(const Handle& handle) {
 
 namespace {
 
-ObjectRequest begin_request(const HandlePtr& handle, TargetUse use, std::uint64_t function_id,
-                            std::string_view function, const std::shared_ptr<CallOrder>& order) {
+ObjectRequest begin_request(const HandlePtr& handle, TargetUse target, std::uint64_t function_id,
+                            std::string_view function, const HandleUse& use) {
   auto agent = require_usable(*handle, function);
   agent->throw_if_stopped();
   rpc::OutMessage message = rpc::Agent::begin_request(function_id);
   auto& refs = message.attachment<OutgoingRefs>();
-  refs.target(handle, use);
-  if (order) refs.order(order);
+  refs.target(handle, target);
+  if (use.order) refs.order(use.order);
+  message.refuse_when_full = use.when_full == WhenFull::refuse;
   return {std::move(agent), &handle->owner(), std::move(message)};
 }
 
 }  // namespace
 
-ObjectRequest begin_method_call(const HandlePtr& handle, const std::shared_ptr<CallOrder>& order,
+ObjectRequest begin_method_call(const HandlePtr& handle, const HandleUse& use,
                                 std::uint64_t function_id, std::string_view function) {
-  return begin_request(handle, TargetUse::call, function_id, function, order);
+  return begin_request(handle, TargetUse::call, function_id, function, use);
 }
 
-ObjectRequest begin_fetch(const HandlePtr& handle, const std::shared_ptr<CallOrder>& order) {
-  return begin_request(handle, TargetUse::fetch, 0, "RRef::to_here", order);
+ObjectRequest begin_fetch(const HandlePtr& handle, const HandleUse& use) {
+  return begin_request(handle, TargetUse::fetch, 0, "RRef::to_here", use);
 }
 
-ObjectRequest begin_wait(const HandlePtr& handle, std::string_view function,
-                         const std::shared_ptr<CallOrder>& order) {
-  return begin_request(handle, TargetUse::await, 0, function, order);
+ObjectRequest begin_wait(const HandlePtr& handle, const HandleUse& use, std::string_view function) {
+  return begin_request(handle, TargetUse::await, 0, function, use);
 }
 
 void write_argument(rpc::OutMessage& request, std::size_t position, const HandlePtr& handle,
@@ -227,8 +227,7 @@ base::UniqueFunction<void()> limit_wait(const Handle& handle,
   return [waiting = std::move(waiting)]() mutable { waiting.reset(); };
 }
 
-Future<void> when_created(const HandlePtr& handle,
-                          std::optional<std::chrono::nanoseconds> timeout) {
+Future<void> when_created(const HandlePtr& handle, const HandleUse& use) {
   try {
     constexpr const char* kName = "RRef::when_created";
     const auto agent = require_running(*handle);
@@ -247,12 +246,12 @@ Future<void> when_created(const HandlePtr& handle,
       throw rpc::CallRefused(not_made(why, kName, handle->owner()));
     }
     if (!watch.tracked) {  // only the owner knows
-      auto request = begin_wait(handle, kName);
-      return detail::start_call<void>(agent, handle->owner(), kName, timeout,
+      auto request = begin_wait(handle, use, kName);
+      return detail::start_call<void>(agent, handle->owner(), kName, use.timeout,
                                       std::move(request.message));
     }
     rrefs.perform(std::move(watch.effects));
-    complete_by(promise, *handle, agent, timeout);
+    complete_by(promise, *handle, agent, use.timeout);
     return promise.future();
   } catch (const Error&) {
     return make_failed_future<void>();

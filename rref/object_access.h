@@ -14,15 +14,13 @@
 #include "stitch/rpc/future/future.h"
 #include "stitch/rpc/message/message.h"
 #include "stitch/rpc/message/owned_object.h"
+#include "stitch/rpc/target.h"
 #include "stitch/rref/handle.h"
 #include "stitch/rref/rref_extension.h"
 
-namespace stitch {
-class Target;
-namespace rpc {
+namespace stitch::rpc {
 class IncomingCall;
 }
-}  // namespace stitch
 
 // What the templates of RRef<T> and remote<>() need of the worker, without its classes.
 // Thread contract: every function from any thread; only local_value() waits.
@@ -34,6 +32,7 @@ class CallOrder;
 struct HandleUse {
   std::optional<std::chrono::nanoseconds> timeout;  // none: the worker's
   std::shared_ptr<CallOrder> order;                 // null: in no order
+  WhenFull when_full = WhenFull::wait;
 };
 // A new order for calls of `handle`. Throws Error(shutting_down) after shutdown.
 [[nodiscard]] std::shared_ptr<CallOrder> make_order(const Handle& handle);
@@ -50,16 +49,13 @@ struct ObjectRequest {
 // Error(shutting_down) if its worker has shut down.
 [[nodiscard]] std::shared_ptr<rpc::Agent> require_usable(const Handle& handle,
                                                          std::string_view function);
-// A request for a method of the object of `handle`. `order` as in HandleUse. Throws as
-// require_usable().
-[[nodiscard]] ObjectRequest begin_method_call(const HandlePtr& handle,
-                                              const std::shared_ptr<CallOrder>& order,
+// A request for a method of the object of `handle`. Throws as require_usable().
+[[nodiscard]] ObjectRequest begin_method_call(const HandlePtr& handle, const HandleUse& use,
                                               std::uint64_t function_id, std::string_view function);
 // A request for a copy of the object, and one that is answered when it has been created.
-[[nodiscard]] ObjectRequest begin_fetch(const HandlePtr& handle,
-                                        const std::shared_ptr<CallOrder>& order = nullptr);
-[[nodiscard]] ObjectRequest begin_wait(const HandlePtr& handle, std::string_view function,
-                                       const std::shared_ptr<CallOrder>& order = nullptr);
+[[nodiscard]] ObjectRequest begin_fetch(const HandlePtr& handle, const HandleUse& use);
+[[nodiscard]] ObjectRequest begin_wait(const HandlePtr& handle, const HandleUse& use,
+                                       std::string_view function);
 // The argument at that position of a request is the object of `handle`, whose type_id() is `type`.
 void write_argument(rpc::OutMessage& request, std::size_t position, const HandlePtr& handle,
                     std::uint64_t type);
@@ -90,8 +86,7 @@ void run_when_created(const Handle& handle, Created waiter);
 
 // ---- waiting
 // As RRef::when_created().
-[[nodiscard]] Future<void> when_created(const HandlePtr& handle,
-                                        std::optional<std::chrono::nanoseconds> timeout);
+[[nodiscard]] Future<void> when_created(const HandlePtr& handle, const HandleUse& use);
 // Calls `on_timeout`, on the timer thread, with Error(timeout) when the limit (none: the worker's;
 // zero: never) has passed. Returns a function that stops the timer; empty if there is no limit.
 [[nodiscard]] base::UniqueFunction<void()> limit_wait(

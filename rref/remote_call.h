@@ -133,7 +133,7 @@ auto call_method(const rref::HandlePtr& handle, const rref::HandleUse& use, Args
                 "remote<>()");
   const rpc::Function& function = method_function<T, M>();
   try {
-    auto request = rref::begin_method_call(handle, use.order, function.id, function.name);
+    auto request = rref::begin_method_call(handle, use, function.id, function.name);
     write_arguments(request, function.name, [&] {
       encode_arguments<Traits>(request.message, std::forward<Args>(args)...);
     });
@@ -151,7 +151,7 @@ rref::HandlePtr create_by_method(const rref::HandlePtr& handle, const rref::Hand
                                  Args&&... args) {
   const rpc::Function& function = method_function<T, M>();
   return create_or_throw([&] {
-    auto request = rref::begin_method_call(handle, use.order, function.id, function.name);
+    auto request = rref::begin_method_call(handle, use, function.id, function.name);
     write_arguments(request, function.name, [&] {
       encode_arguments<rpc::TraitsOf<M>>(request.message, std::forward<Args>(args)...);
     });
@@ -224,8 +224,8 @@ Future<T> fetch(const rref::HandlePtr& handle, const rref::HandleUse& use) {
         return promise.future();
       }
     }
-    auto request = std::is_void_v<T> ? rref::begin_wait(handle, kName, use.order)
-                                     : rref::begin_fetch(handle, use.order);
+    auto request = std::is_void_v<T> ? rref::begin_wait(handle, use, kName)
+                                     : rref::begin_fetch(handle, use);
     return start_call<T>(request.agent, *request.to, kName, use.timeout,
                          std::move(request.message));
   } catch (const Error&) {

@@ -86,6 +86,16 @@ class [[nodiscard]] RRef {
     return copy;
   }
 
+  // The same reference; calls and fetches through it do this where the limits of the owner keep
+  // them back: with WhenFull::refuse they fail with `overloaded` at once.
+  [[nodiscard]] RRef with_when_full(WhenFull when_full) const {
+    RRef copy = *this;
+    rref::HandleUse use = copy.use();
+    use.when_full = when_full;
+    copy.use_ = std::make_shared<const rref::HandleUse>(std::move(use));
+    return copy;
+  }
+
   // The same reference; calls and fetches through it and its copies run one after the other on the
   // owner, in the order in which they were made: each starts when the one before has ended (a
   // coroutine: is over), with whatever outcome. One that failed, was refused or was cancelled holds
@@ -144,7 +154,7 @@ class [[nodiscard]] RRef {
 
   // Completes when the creation has ended, with its error if it failed; with `timeout` if that
   // takes longer than to_here() would wait.
-  Future<void> when_created() const { return rref::when_created(handle(), use().timeout); }
+  Future<void> when_created() const { return rref::when_created(handle(), use()); }
 
   // Runs distributed backward from the owner's tensor, wherever it lives, and waits. Defined by
   // dist_autograd/rref_backward.h.

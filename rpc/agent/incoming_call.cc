@@ -218,7 +218,7 @@ void IncomingCall::request_stop() {
     base::MutexLock lock(work_mutex_);
     work = work_.lock();
   }
-  if (work && first) work->stop_coroutine();
+  if (work && first) static_cast<void>(work->give_up(1));
   drop();
 }
 
@@ -228,7 +228,7 @@ void IncomingCall::stops_with(std::weak_ptr<detail::FutureStateBase> outcome) {
     work_ = outcome;
   }
   if (!stop_->requested()) return;  // else request_stop() may have been too early
-  if (const auto work = outcome.lock()) work->stop_coroutine();
+  if (const auto work = outcome.lock()) static_cast<void>(work->give_up(1));
 }
 
 void IncomingCall::await_turn() {

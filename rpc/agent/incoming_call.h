@@ -150,7 +150,8 @@ class IncomingCall : public std::enable_shared_from_this<IncomingCall> {
   // answer, on the thread in run().
   void others_poll() noexcept { polls_after_answer_ = false; }
 
-  // When its stop is requested, the coroutine behind `outcome`, if there is one, is stopped.
+  // When its stop is requested, so is that of the work behind `outcome`, unless that has more than
+  // one hold. REQUIRES: it has one.
   void stops_with(std::weak_ptr<detail::FutureStateBase> outcome) STITCH_EXCLUDES(work_mutex_);
   // Requests stop of the handler's stop token. Stop callbacks run on dedicated threads.
   void request_stop();

@@ -125,7 +125,7 @@ std::uint64_t OutgoingCalls::start_call(const WorkerInfo& to, std::string_view f
   bool begins = false;
   try {
     out.emplace(sender_.lay_out(to, message, Sender::Traffic::request));
-    size = {out->in_flight.counted().bytes, inside()};
+    size = {out->in_flight.counted().bytes, message.ahead || inside()};
     begins = try_begin(*call.flow, size, *out);
   } catch (...) {
     out.reset();
@@ -224,7 +224,7 @@ void OutgoingCalls::start_notify(const WorkerInfo& to, std::string_view function
   Sender::LaidOut out = sender_.lay_out(to, message, Sender::Traffic::request);
   complete_header(out.message, 0, std::chrono::nanoseconds(0));
   PeerFlow& flow = sender_.flow(to);
-  const PeerFlow::Size size{out.in_flight.counted().bytes, inside()};
+  const PeerFlow::Size size{out.in_flight.counted().bytes, message.ahead || inside()};
   if (try_begin(flow, size, out)) [[likely]] {
     transmit_one_way(to, size, std::move(out));
     return;

@@ -1,8 +1,12 @@
 #pragma once
 
+#include <atomic>
 #include <coroutine>
+#include <cstddef>
 #include <exception>
+#include <functional>
 #include <memory>
+#include <new>
 #include <optional>
 #include <type_traits>
 #include <utility>
@@ -13,55 +17,89 @@
 // What makes Future<T> awaitable and a coroutine return type. Included by future.h.
 namespace stitch::detail {
 
+// One wait of a coroutine for a future. Ends once: when the future completes, or when the coroutine
+// is asked to stop and the future goes on without it. Thread contract: any thread; complete() and
+// stop() may come at the same time.
+class Awaiting {
+ public:
+  // `own` are the holds of `awaited` that end with the coroutine, whose future is `coroutine`.
+  Awaiting(std::weak_ptr<FutureStateBase> awaited, unsigned own,
+           std::weak_ptr<FutureStateBase> coroutine, rpc::Continuation rest)
+      : awaited_(std::move(awaited)),
+        own_(own),
+        coroutine_(std::move(coroutine)),
+        rest_(std::move(rest)) {}
+  // What on_ready() of the awaited state is called with, with its memory.
+  [[nodiscard]] static CallbackList completion(const std::shared_ptr<Awaiting>& awaiting);
+  // on_ready() has been called: from here on stop() can be obeyed.
+  void registered();
+  void stop();
+  // For the coroutine, once it goes on: it was asked to stop, and has no outcome.
+  [[nodiscard]] bool stopped() const noexcept { return stopped_; }
+
+ private:
+  void complete();
+  void stop_now();
+
+  const std::weak_ptr<FutureStateBase> awaited_;
+  const unsigned own_;
+  const std::weak_ptr<FutureStateBase> coroutine_;  // empty for a coroutine of another kind
+  rpc::Continuation rest_;
+  CallbackList::iterator completion_;
+  static constexpr unsigned kRegistered = 1, kToStop = 2, kGoesOn = 4;
+  std::atomic<unsigned> state_{0};
+  bool stopped_ = false;  // written before rest_ runs
+};
+[[noreturn]] void throw_stopped();
+
 template <class T>
 class FutureAwaiter {
  public:
-  explicit FutureAwaiter(Future<T> future) : future_(std::move(future)) {}
+  // `variable` is what the coroutine awaits, null for a temporary.
+  FutureAwaiter(Future<T> future, const void* variable)
+      : future_(std::move(future)), variable_(variable) {}
   [[nodiscard]] bool await_ready() const noexcept { return future_.ready(); }
   template <class P>
   void await_suspend(std::coroutine_handle<P> coroutine) {
     rpc::ExecutionContext inside = rpc::ExecutionContext::captured();
-    if constexpr (requires { coroutine.promise().await(future_, inside); })
-      outcome_ = coroutine.promise().await(future_, inside);
-    // With all the memory that it needs: from here on nothing can fail.
-    auto resume =
-        FutureStateBase::one_callback([rest = rpc::Continuation(std::move(inside), [coroutine] {
-                                         coroutine.resume();
-                                       })]() mutable { std::move(rest).run(); });
-    std::shared_ptr<FutureStateBase> to_stop;
-    if (outcome_) {
-      const auto weak = future_.outcome();
-      const bool go_on =
-          outcome_->set_awaited([weak, own = std::weak_ptr<FutureStateBase>(outcome_)] {
-            if (const auto awaited = weak.lock(); awaited && !awaited->ready()) {
-              awaited->stop_work();
-            } else if (const auto coroutine_state = own.lock()) {
-              // That has ended, and the coroutine is about to go on: what it awaits next stops.
-              static_cast<void>(coroutine_state->stop_coroutine());
-            }
-          });
-      if (!go_on) to_stop = weak.lock();
+    unsigned own = 1;
+    if constexpr (requires { coroutine.promise().await(inside); }) {
+      outcome_ = coroutine.promise().await(inside);
+      if (P::holds(coroutine.address(), variable_)) ++own;
     }
+    // With all the memory that it needs: from here on nothing can fail.
+    const auto awaiting = std::allocate_shared<Awaiting>(
+        base::RecyclingAllocator<Awaiting>(), future_.shared_state(), own, outcome_,
+        rpc::Continuation(std::move(inside), [coroutine] { coroutine.resume(); }));
+    awaiting_ = awaiting;
+    CallbackList completion = Awaiting::completion(awaiting);
+    const bool go_on =
+        !outcome_ || outcome_->set_awaited([awaiting](Cancel) { awaiting->stop(); });
     // The coroutine's scopes (a WorkerScope, a Context) stay with the coroutine; its caller gets
     // back what it had. This comes first: once the callback is registered, another thread may
     // finish the coroutine and free everything here.
     if constexpr (requires { coroutine.promise().outside(); })
       rpc::ExecutionContext::current() = coroutine.promise().outside();
     try {
-      future_.state_->on_ready(std::move(resume));
+      future_.shared_state()->on_ready(std::move(completion));
     } catch (...) {
       // Thrown by a callback, which must not throw; the coroutine may have ended meanwhile.
     }
-    if (to_stop) to_stop->stop_work();  // nothing here is touched any more
+    // Nothing of the coroutine is touched any more.
+    awaiting->registered();
+    if (!go_on) awaiting->stop();
   }
   T await_resume() {
     if (outcome_) outcome_->clear_awaited();
+    if (awaiting_ && awaiting_->stopped()) throw_stopped();
     return std::move(future_).get();
   }
 
  private:
   Future<T> future_;
+  const void* variable_;
   std::shared_ptr<FutureStateBase> outcome_;  // of the coroutine that awaits it
+  std::shared_ptr<Awaiting> awaiting_;        // null if there was nothing to wait for
 };
 
 // Where a coroutine ends: publishes its outcome after its frame, parameters included, is destroyed.
@@ -86,10 +124,8 @@ class CoroutinePromiseBase {
   // The outcome of this coroutine, which is about to await something for the first time or again;
   // `inside` is what is current in it afterwards. Its code has a stop token of its own from then
   // on, which asks it to stop when its future is cancelled, or when its caller is asked to.
-  template <class Awaited>
-  [[nodiscard]] std::shared_ptr<FutureStateBase> await(const Future<Awaited>&,
-                                                       rpc::ExecutionContext& inside) {
-    auto outcome = promise_.future().outcome().lock();
+  [[nodiscard]] std::shared_ptr<FutureStateBase> await(rpc::ExecutionContext& inside) {
+    const std::shared_ptr<FutureStateBase> outcome = promise_.shared_state();
     if (!stop_) {
       stop_ = std::allocate_shared<rpc::StopFlag>(base::RecyclingAllocator<rpc::StopFlag>(),
                                                   inside.stop);
@@ -97,6 +133,22 @@ class CoroutinePromiseBase {
     }
     inside.stop = stop_;
     return outcome;
+  }
+  // Whether `variable` lies in the frame at `frame`: it ends with the coroutine.
+  [[nodiscard]] static bool holds(const void* frame, const void* variable) noexcept {
+    const auto* const begin = static_cast<const std::byte*>(frame);
+    return !std::less<>()(variable, frame) &&
+           std::less<>()(variable, static_cast<const void*>(begin + size_of(begin)));
+  }
+  // The frame, behind its size.
+  static void* operator new(std::size_t bytes) {
+    auto* const at = static_cast<std::byte*>(base::take_recycled(bytes + kBeforeFrame));
+    ::new (static_cast<void*>(at)) std::size_t(bytes);
+    return at + kBeforeFrame;
+  }
+  static void operator delete(void* frame) noexcept {
+    auto* const at = static_cast<std::byte*>(frame);
+    base::recycle(at - kBeforeFrame, size_of(at) + kBeforeFrame);
   }
   // What was current where the coroutine was started.
   [[nodiscard]] const rpc::ExecutionContext& outside() const noexcept { return outside_; }
@@ -106,6 +158,11 @@ class CoroutinePromiseBase {
   std::exception_ptr thrown_;
 
  private:
+  static constexpr std::size_t kBeforeFrame = __STDCPP_DEFAULT_NEW_ALIGNMENT__;
+  [[nodiscard]] static std::size_t size_of(const std::byte* frame) noexcept {
+    return *std::launder(reinterpret_cast<const std::size_t*>(frame - kBeforeFrame));
+  }
+
   rpc::ExecutionContext outside_;
   std::shared_ptr<rpc::StopFlag> stop_;  // once it has awaited something
 };

@@ -62,10 +62,36 @@ inline constexpr const char* kReturnedEmptyFuture =
 [[noreturn]] void throw_empty_future(const char* operation);
 [[noreturn]] void throw_empty_promise(const char* operation);
 
+// The state of a Future, which counts the Futures that have it (FutureStateBase::add_hold()).
+template <class T>
+class HeldState {
+ public:
+  HeldState() = default;
+  explicit HeldState(std::shared_ptr<FutureState<T>> state) noexcept : state_(std::move(state)) {
+    if (state_) state_->add_hold();
+  }
+  HeldState(const HeldState& other) noexcept : HeldState(other.state_) {}
+  HeldState(HeldState&& other) noexcept = default;  // leaves `other` empty
+  HeldState& operator=(HeldState other) noexcept {
+    state_.swap(other.state_);
+    return *this;
+  }
+  ~HeldState() {
+    if (state_) state_->drop_hold();
+  }
+  [[nodiscard]] const std::shared_ptr<FutureState<T>>& shared() const noexcept { return state_; }
+  [[nodiscard]] FutureState<T>* get() const noexcept { return state_.get(); }
+  FutureState<T>* operator->() const noexcept { return state_.get(); }
+
+ private:
+  std::shared_ptr<FutureState<T>> state_;
+};
+
 }  // namespace detail
 
 // The outcome of work that may not be done yet: a value of type T (void allowed) or an error.
-// Copies share the outcome. Dropping every copy does not stop the work; cancel() asks for that.
+// Copies share the outcome. Dropping every copy does not stop the work; cancel() asks for that, and
+// so does a coroutine that is asked to stop while it awaits the outcome, if nothing else holds it.
 // Thread contract: all methods from any thread. Continuations keep the worker, the deadline and the
 // autograd context under which they were added (where none was current: the process's only worker)
 // and run on that worker's thread pool, never under a lock; without any worker in the process, on
@@ -81,7 +107,7 @@ class [[nodiscard]] Future {
   // assigning and valid() throws Error(invalid_argument) naming the operation.
   Future() = default;
   // False for an empty future.
-  [[nodiscard]] bool valid() const noexcept { return state_ != nullptr; }
+  [[nodiscard]] bool valid() const noexcept { return state_.get() != nullptr; }
 
   // Waits, then returns the value or throws: Error, or what a continuation or local promise threw.
   // May be called again; a value that cannot be copied is moved out by the first call.
@@ -91,7 +117,7 @@ class [[nodiscard]] Future {
   }
   T get() && {
     state("get()").wait();
-    return take(state_.use_count() == 1);
+    return take(state_.shared().use_count() == 1);
   }
   // True when it completed within `duration`.
   template <class Rep, class Period>
@@ -112,8 +138,8 @@ class [[nodiscard]] Future {
                   ready() ? "future has a value, not an error" : "future is not ready");
     return to_error(state_->exception());
   }
-  // Gives up on the outcome: the future completes with `cancelled` and the work is asked to stop.
-  // Nothing happens when it is complete.
+  // Gives up on the outcome, for all that hold it: the future completes with `cancelled` and the
+  // work is asked to stop. Nothing happens when it is complete.
   void cancel() const { state("cancel()").cancel(); }
 
   // Calls `fn` with the value once there is one; an error skips `fn` and becomes that of the
@@ -127,13 +153,18 @@ class [[nodiscard]] Future {
                                                                              // dangle by then
     Promise<detail::UnwrapT<Result>> promise;
     auto result = promise.future();
-    result.state_->set_canceller([weak = std::weak_ptr<detail::FutureStateBase>(state_)] {
-      if (auto source = weak.lock()) source->cancel();
-    });
+    auto interest = detail::make_interest(state_.shared());
+    result.state_->set_canceller(
+        [weak = std::weak_ptr<detail::Interest>(interest)](detail::Cancel how) {
+          if (const auto interest = weak.lock()) interest->cancel(how);
+        });
     rpc::Continuation continuation(
         rpc::ExecutionContext::captured(),
-        [source = *this, fn = Fn(std::forward<F>(fn)), promise = std::move(promise)]() mutable {
-          Future done = std::move(source);
+        [interest = std::move(interest), fn = Fn(std::forward<F>(fn)),
+         promise = std::move(promise)]() mutable {
+          auto source = std::static_pointer_cast<detail::FutureState<T>>(interest->state());
+          interest.reset();
+          Future done(std::move(source));
           promise.fulfil([&]() -> Result { return call(fn, done); },
                          done.state_->exception() != nullptr && !kTakesFuture<Fn>
                              ? done.state_.get()
@@ -151,19 +182,27 @@ class [[nodiscard]] Future {
     state("on_ready()").on_ready(std::move(callback));
   }
 
+  // For the layers below: its state, which a copy of this pointer does not hold. REQUIRES: valid().
+  [[nodiscard]] const std::shared_ptr<detail::FutureState<T>>& shared_state() const noexcept {
+    return state_.shared();
+  }
   // For the layers below: the outcome to come. REQUIRES: valid().
-  [[nodiscard]] std::weak_ptr<detail::FutureStateBase> outcome() const { return state_; }
+  [[nodiscard]] std::weak_ptr<detail::FutureStateBase> outcome() const { return state_.shared(); }
   // For the layers below: a future of an outcome that `state` will hold.
   explicit Future(std::shared_ptr<detail::FutureState<T>> state) : state_(std::move(state)) {}
 
   // co_await: suspends the coroutine until the future completes; it resumes as a continuation does.
+  // A coroutine that is asked to stop meanwhile (its own future is cancelled, its caller gives up)
+  // asks the work behind the future to stop and goes on with its outcome. Where others hold the
+  // future, too, or nothing is known that could stop its work (a promise without on_cancel()), the
+  // work goes on and co_await throws `cancelled`; the last one to drop the future stops it then.
   detail::FutureAwaiter<T> operator co_await() const& {
     static_cast<void>(state("co_await"));
-    return detail::FutureAwaiter<T>(*this);
+    return detail::FutureAwaiter<T>(*this, this);
   }
   detail::FutureAwaiter<T> operator co_await() && {
     static_cast<void>(state("co_await"));
-    return detail::FutureAwaiter<T>(std::move(*this));
+    return detail::FutureAwaiter<T>(std::move(*this), nullptr);
   }
 
  private:
@@ -178,9 +217,9 @@ class [[nodiscard]] Future {
 
   // What `operation` works on.
   [[nodiscard]] detail::FutureState<T>& state(const char* operation) const {
-    if (state_ == nullptr) [[unlikely]]
+    if (state_.get() == nullptr) [[unlikely]]
       detail::throw_empty_future(operation);
-    return *state_;
+    return *state_.get();
   }
   T take(bool sole) const {
     if (state_->exception()) std::rethrow_exception(state_->exception());
@@ -204,7 +243,7 @@ class [[nodiscard]] Future {
     }
   }
 
-  std::shared_ptr<detail::FutureState<T>> state_;
+  detail::HeldState<T> state_;
 };
 
 // The writing end of a Future. Copies share it; the first completion counts, later ones return
@@ -239,7 +278,17 @@ class Promise {
   }
   // What Future::cancel() calls, on the cancelling thread; what it throws is dropped.
   void on_cancel(base::UniqueFunction<void()> canceller) const {
-    holder("on_cancel()").state->set_canceller(std::move(canceller));
+    holder("on_cancel()")
+        .state->set_canceller(
+            [canceller = std::move(canceller)](detail::Cancel) mutable { canceller(); });
+  }
+  // For the layers below: the state of the future.
+  [[nodiscard]] const std::shared_ptr<detail::FutureState<T>>& shared_state() const {
+    return holder("shared_state()").state;
+  }
+  // For the layers below: as on_cancel(), told how far the cancellation goes.
+  void set_canceller(base::UniqueFunction<void(detail::Cancel)> canceller) const {
+    holder("set_canceller()").state->set_canceller(std::move(canceller));
   }
 
   // Completes with the outcome of `make`, following a Future it returns; with the error of `failed`
@@ -279,10 +328,12 @@ class Promise {
     return *holder_;
   }
 
-  void follow(Future<T> inner) const {
-    if (!inner.valid()) throw Error(ErrorCode::invalid_argument, detail::kReturnedEmptyFuture);
-    on_cancel([inner] { inner.cancel(); });
-    inner.on_ready([promise = *this, inner] {
+  void follow(const Future<T>& followed) const {
+    if (!followed.valid()) throw Error(ErrorCode::invalid_argument, detail::kReturnedEmptyFuture);
+    auto interest = detail::make_interest(followed.state_.shared());
+    holder_->state->set_canceller([interest](detail::Cancel how) { interest->cancel(how); });
+    followed.on_ready([promise = *this, source = followed.state_.shared()] {
+      const Future<T> inner(source);
       try {
         if (inner.has_error()) {
           promise.set_exception(inner.state_->exception());

@@ -56,8 +56,58 @@ void require_members(const char* operation, const std::vector<Future<T>>& future
 }
 }  // namespace detail
 
+namespace detail {
+
+// What a group holds of its members: one hold of each, until it is told to give them up.
+class GroupInterest {
+ public:
+  template <class... Ts>
+  explicit GroupInterest(const Future<Ts>&... futures) {
+    in_.reserve(sizeof...(Ts));
+    (in_.push_back(make_interest(futures.shared_state())), ...);
+  }
+  template <class T>
+  explicit GroupInterest(const std::vector<Future<T>>& futures) {
+    in_.reserve(futures.size());
+    for (const auto& future : futures) in_.push_back(make_interest(future.shared_state()));
+  }
+  void operator()(Cancel how) const {
+    for (const auto& member : in_) member->cancel(how);
+  }
+
+ private:
+  std::vector<std::shared_ptr<Interest>> in_;
+};
+template <class T>
+using StateOf = std::shared_ptr<FutureState<T>>;
+template <class T>
+std::shared_ptr<const std::vector<StateOf<T>>> states_of(const std::vector<Future<T>>& futures) {
+  std::vector<StateOf<T>> states;
+  states.reserve(futures.size());
+  for (const auto& future : futures) states.push_back(future.shared_state());
+  return std::make_shared<const std::vector<StateOf<T>>>(std::move(states));
+}
+template <class T>
+typename FutureState<T>::Stored stored_in(const StateOf<T>& state) {
+  const Future<T> member(state);
+  if constexpr (std::is_void_v<T>) {
+    member.get();
+    return {};
+  } else {
+    return member.get();
+  }
+}
+template <class T>
+std::exception_ptr error_in(const StateOf<T>& state) {
+  const Future<T> member(state);
+  return member.has_error() ? std::make_exception_ptr(member.error()) : nullptr;
+}
+
+}  // namespace detail
+
 // Completes when all have: with their values in order, or with the first error, whose text counts
-// the others. Throws Error(invalid_argument) when one is empty, as when_any() does.
+// the others. Cancelling it cancels them all. Throws Error(invalid_argument) when one is empty, as
+// when_any() does.
 template <class T>
 [[nodiscard]] auto when_all(std::vector<Future<T>> futures) {
   detail::require_members("when_all()", futures);
@@ -65,30 +115,26 @@ template <class T>
                                     std::vector<typename detail::FutureState<T>::Stored>>;
   Promise<Values> promise;
   auto result = promise.future();
-  auto members = std::make_shared<const std::vector<Future<T>>>(std::move(futures));
+  const auto members = detail::states_of(futures);
   const auto finish = [members, promise] {
     promise.fulfil([&]() -> Values {
       if constexpr (!std::is_void_v<T>) {
         Values values;
         values.reserve(members->size());
-        for (const auto& member : *members) values.push_back(member.get());
+        for (const auto& member : *members) values.push_back(detail::stored_in(member));
         return values;
       }
     });
   };
-  promise.on_cancel([members] {
-    for (const auto& member : *members) member.cancel();
-  });
+  promise.set_canceller(detail::GroupInterest(futures));
   if (members->empty()) {
     finish();
     return result;
   }
   auto countdown = std::make_shared<detail::GroupCountdown>(members->size());
   for (const auto& member : *members) {
-    member.on_ready([countdown, finish, promise, member] {
-      if (!countdown->arrive(member.has_error() ? std::make_exception_ptr(member.error())
-                                                : nullptr))
-        return;
+    member->on_ready([countdown, finish, promise, &member] {
+      if (!countdown->arrive(detail::error_in<T>(member))) return;
       if (auto failure = countdown->failure()) {
         promise.set_exception(failure);
       } else {
@@ -107,29 +153,18 @@ template <class... Ts>
   using Values = std::tuple<typename detail::FutureState<Ts>::Stored...>;
   Promise<Values> promise;
   auto result = promise.future();
-  auto members = std::make_shared<const std::tuple<Future<Ts>...>>(futures...);
+  const auto members =
+      std::make_shared<const std::tuple<detail::StateOf<Ts>...>>(futures.shared_state()...);
   auto countdown = std::make_shared<detail::GroupCountdown>(sizeof...(Ts));
-  promise.on_cancel(
-      [members] { std::apply([](const auto&... member) { (member.cancel(), ...); }, *members); });
-  const auto value_of = []<class T>(const Future<T>& future) ->
-      typename detail::FutureState<T>::Stored {
-        if constexpr (std::is_void_v<T>) {
-          future.get();
-          return {};
-        } else {
-          return future.get();
-        }
-      };
-  const auto watch = [&](const auto& member) {
-    member.on_ready([countdown, members, promise, member, value_of] {
-      if (!countdown->arrive(member.has_error() ? std::make_exception_ptr(member.error())
-                                                : nullptr))
-        return;
+  promise.set_canceller(detail::GroupInterest(futures...));
+  const auto watch = [&]<class T>(const detail::StateOf<T>& member) {
+    member->on_ready([countdown, members, promise, &member] {
+      if (!countdown->arrive(detail::error_in<T>(member))) return;
       if (auto failure = countdown->failure()) {
         promise.set_exception(failure);
       } else {
         promise.fulfil([&] {
-          return std::apply([&](const auto&... each) { return Values(value_of(each)...); },
+          return std::apply([](const auto&... each) { return Values(detail::stored_in(each)...); },
                             *members);
         });
       }
@@ -138,7 +173,7 @@ template <class... Ts>
   if constexpr (sizeof...(Ts) == 0) {
     promise.set_value(Values{});
   } else {
-    (watch(futures), ...);
+    std::apply([&](const auto&... each) { (watch(each), ...); }, *members);
   }
   return result;
 }
@@ -148,10 +183,10 @@ namespace detail {
 // Completes `promise` with what `make` makes of the member, unless another member was first.
 template <class Value, class T, class Make>
 void offer_to_any(const Promise<Value>& promise, const std::shared_ptr<std::atomic_flag>& taken,
-                  const Future<T>& member, Make make) {
-  member.on_ready([promise, taken, member, make] {
-    if (promise.future().ready() || taken->test_and_set()) return;
-    promise.fulfil([&]() -> Value { return make(member); });
+                  const StateOf<T>& member, Make make) {
+  member->on_ready([promise, taken, state = member, make] {
+    if (promise.shared_state()->ready() || taken->test_and_set()) return;
+    promise.fulfil([&]() -> Value { return make(Future<T>(state)); });
   });
 }
 template <std::size_t I, class Variant, class T>
@@ -177,19 +212,18 @@ template <class T>
   detail::require_members("when_any()", futures);
   Promise<Value> promise;
   auto result = promise.future();
-  promise.on_cancel([futures] {
-    for (const auto& member : futures) member.cancel();
-  });
+  promise.set_canceller(detail::GroupInterest(futures));
   const auto taken = std::make_shared<std::atomic_flag>();
   for (std::size_t i = 0; i < futures.size(); ++i) {
-    detail::offer_to_any(promise, taken, futures[i], [i](const Future<T>& member) -> Value {
-      if constexpr (std::is_void_v<T>) {
-        member.get();
-        return i;
-      } else {
-        return Value(i, member.get());
-      }
-    });
+    detail::offer_to_any<Value, T>(promise, taken, futures[i].shared_state(),
+                                   [i](const Future<T>& member) -> Value {
+                                     if constexpr (std::is_void_v<T>) {
+                                       member.get();
+                                       return i;
+                                     } else {
+                                       return Value(i, member.get());
+                                     }
+                                   });
   }
   return result;
 }
@@ -208,14 +242,14 @@ requires(!(std::is_same_v<T, Ts> && ...))
                              typename detail::FutureState<Ts>::Stored...>;
   Promise<Value> promise;
   auto result = promise.future();
-  promise.on_cancel([first, others...] {
-    first.cancel();
-    (others.cancel(), ...);
-  });
+  promise.set_canceller(detail::GroupInterest(first, others...));
   const auto taken = std::make_shared<std::atomic_flag>();
-  detail::offer_to_any(promise, taken, first, &detail::alternative_of<0, Value, T>);
+  detail::offer_to_any<Value, T>(promise, taken, first.shared_state(),
+                                 &detail::alternative_of<0, Value, T>);
   [&]<std::size_t... I>(std::index_sequence<I...>) {
-    (detail::offer_to_any(promise, taken, others, &detail::alternative_of<I + 1, Value, Ts>), ...);
+    (detail::offer_to_any<Value, Ts>(promise, taken, others.shared_state(),
+                                     &detail::alternative_of<I + 1, Value, Ts>),
+     ...);
   }
   (std::index_sequence_for<Ts...>());
   return result;

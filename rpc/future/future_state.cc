@@ -1,5 +1,6 @@
 #include "stitch/rpc/future/future_state.h"
 
+#include <memory>
 #include <new>
 #include <string>
 #include <utility>
@@ -93,14 +94,18 @@ class CancellerRunning {
 };
 
 // Where it has no memory for all that it does, the future is cancelled all the same.
-void run_canceller(base::UniqueFunction<void()>& canceller) noexcept {
+void run_canceller(base::UniqueFunction<void(Cancel)>& canceller, Cancel how) noexcept {
   if (!canceller) return;
   try {
     if (cancellers_running < kMaxNestedCancellers) {
       const CancellerRunning running;
-      canceller();
+      canceller(how);
+    } else if (auto later = std::unique_ptr<base::UniqueFunction<void(Cancel)>>(
+                   new (std::nothrow) base::UniqueFunction<void(Cancel)>())) {
+      *later = std::move(canceller);
+      run_in_turn([later = std::move(later), how] { (*later)(how); });
     } else {
-      run_in_turn(std::move(canceller));
+      canceller(how);
     }
   } catch (...) {
   }
@@ -190,6 +195,13 @@ void FutureStateBase::on_ready(CallbackList callback) {
   run_in_turn(std::move(callback));
 }
 
+void FutureStateBase::remove(CallbackList::iterator callback) noexcept {
+  CallbackList removed;  // destroyed without the lock
+  base::MutexLock lock(mutex_);
+  if (!ready()) removed.splice(removed.end(), callbacks_, callback);
+  lock.unlock();
+}
+
 bool FutureStateBase::set_exception(std::exception_ptr exception) {
   // One would make the state look as if it had a value.
   if (!exception)
@@ -202,7 +214,7 @@ bool FutureStateBase::set_exception(std::exception_ptr exception) {
 
 void FutureStateBase::publish() {
   CallbackList callbacks;
-  base::UniqueFunction<void()> canceller;
+  base::UniqueFunction<void(Cancel)> canceller;
   {
     base::MutexLock lock(mutex_);
     ready_.store(true, std::memory_order_release);
@@ -218,21 +230,21 @@ void FutureStateBase::set_coroutine(std::shared_ptr<rpc::StopFlag> stop) {
   coroutine_ = std::move(stop);
 }
 
-bool FutureStateBase::set_awaited(base::UniqueFunction<void()> stop) {
+bool FutureStateBase::set_awaited(base::UniqueFunction<void(Cancel)> stop) {
   base::MutexLock lock(mutex_);
   canceller_ = std::move(stop);
   return !std::exchange(asked_to_stop_, false);
 }
 
 void FutureStateBase::clear_awaited() {
-  base::UniqueFunction<void()> canceller;  // destroyed without the lock
+  base::UniqueFunction<void(Cancel)> canceller;  // destroyed without the lock
   base::MutexLock lock(mutex_);
   canceller = std::move(canceller_);
   lock.unlock();
 }
 
 bool FutureStateBase::stop_coroutine() {
-  base::UniqueFunction<void()> canceller;
+  base::UniqueFunction<void(Cancel)> canceller;
   std::shared_ptr<rpc::StopFlag> stop;
   {
     base::MutexLock lock(mutex_);
@@ -242,12 +254,12 @@ bool FutureStateBase::stop_coroutine() {
     if (!canceller) asked_to_stop_ = true;
   }
   stop->request();
-  run_canceller(canceller);
+  run_canceller(canceller, Cancel::own_work);
   return true;
 }
 
-void FutureStateBase::cancel() {
-  base::UniqueFunction<void()> canceller;
+void FutureStateBase::cancel(Cancel how) {
+  base::UniqueFunction<void(Cancel)> canceller;
   std::shared_ptr<rpc::StopFlag> stop;
   {
     base::MutexLock lock(mutex_);
@@ -257,14 +269,31 @@ void FutureStateBase::cancel() {
     if (!canceller && stop) asked_to_stop_ = true;
   }
   if (stop) stop->request();
-  run_canceller(canceller);
+  run_canceller(canceller, how);
   ask_to_stop();
   set_exception(exception_of(ErrorCode::cancelled, "future was cancelled by its holder"));
 }
 
+FutureStateBase::GivenUp FutureStateBase::give_up(unsigned own) noexcept {
+  stop_once_unheld();
+  {
+    base::MutexLock lock(mutex_);
+    if (ready()) return GivenUp::complete;
+    if (holds_.load(std::memory_order_acquire) > own || !can_stop()) return GivenUp::goes_on;
+  }
+  try {
+    if (!stop_coroutine()) cancel(Cancel::own_work);
+  } catch (...) {
+    // Thrown by a callback, which must not throw.
+  }
+  return GivenUp::stopping;
+}
+
+void FutureStateBase::stop_unheld() noexcept { static_cast<void>(give_up(0)); }
+
 void FutureStateBase::hand_over_memory() const { rpc::use_on_current_streams(*arrived_); }
 
-void FutureStateBase::set_canceller(base::UniqueFunction<void()> canceller) {
+void FutureStateBase::set_canceller(base::UniqueFunction<void(Cancel)> canceller) {
   base::MutexLock lock(mutex_);
   if (!ready()) canceller_ = std::move(canceller);
 }

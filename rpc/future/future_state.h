@@ -53,8 +53,15 @@ inline constexpr bool kCopyable = IsCopyable<T>::value;
 using CallbackList =
     std::list<base::UniqueFunction<void()>, base::RecyclingAllocator<base::UniqueFunction<void()>>>;
 
+// How far a cancellation goes.
+enum class Cancel {
+  all,       // whoever else holds the outcome: Future::cancel()
+  own_work,  // only work whose outcome nothing else holds: a coroutine that is asked to stop
+};
+
 // The part of a future's shared state that does not depend on its type: completion, waiting,
-// callbacks, cancelling. Thread contract: any thread. Callbacks run exactly once, in the order they
+// callbacks, cancelling. Its holds are the Future handles of it, and what takes part in it for one
+// (Interest), while it is not complete. Thread contract: any thread. Callbacks run exactly once, in the order they
 // were added, on the thread that completes the state or, when it is complete, immediately on the
 // thread that adds them; never under the lock. Callbacks of a state that a callback completes or
 // finds complete run after that callback returns (a long chain needs no deep stack), or when it
@@ -77,6 +84,8 @@ class FutureStateBase {
   void on_ready(base::UniqueFunction<void()> callback) STITCH_EXCLUDES(mutex_);
   // The same with its memory, one_callback(): adding it cannot fail.
   void on_ready(CallbackList callback) STITCH_EXCLUDES(mutex_);
+  // Takes back one that was added so; nothing is done when the state is complete.
+  void remove(CallbackList::iterator callback) noexcept STITCH_EXCLUDES(mutex_);
   [[nodiscard]] static CallbackList one_callback(base::UniqueFunction<void()> callback) {
     CallbackList list;
     list.push_back(std::move(callback));
@@ -89,23 +98,40 @@ class FutureStateBase {
 
   // Calls the canceller and ask_to_stop(), then completes the state with `cancelled`. Does nothing
   // when it is complete.
-  void cancel() STITCH_EXCLUDES(mutex_);
+  void cancel(Cancel how = Cancel::all) STITCH_EXCLUDES(mutex_);
+
+  void add_hold() noexcept {
+    if (!ready()) holds_.fetch_add(1, std::memory_order_relaxed);
+  }
+  void drop_hold() noexcept {
+    if (ready()) return;
+    if (holds_.fetch_sub(1, std::memory_order_acq_rel) == 1 &&
+        given_up_.load(std::memory_order_relaxed)) [[unlikely]]
+      stop_unheld();
+  }
+  // One of the holders does not want the outcome any more: once there are no holds, the work is
+  // stopped. Without this, dropping every hold lets the work go on.
+  void stop_once_unheld() noexcept { given_up_.store(true, std::memory_order_relaxed); }
+  enum class GivenUp {
+    complete,  // it was
+    stopping,  // completes once its work has stopped
+    goes_on,   // others hold it, or nothing can stop its work; as stop_once_unheld()
+  };
+  // One that has `own` holds, and keeps them, does not want the outcome any more. Stops the work
+  // if nothing else holds it.
+  [[nodiscard]] GivenUp give_up(unsigned own) noexcept STITCH_EXCLUDES(mutex_);
   // For the future of a coroutine: it is one from now on, and `stop` is what its code sees.
   void set_coroutine(std::shared_ptr<rpc::StopFlag> stop) STITCH_EXCLUDES(mutex_);
   // What stops what the coroutine awaits, until clear_awaited(). False when the coroutine was asked
   // to stop while it awaited nothing: it is to be stopped now, once.
-  [[nodiscard]] bool set_awaited(base::UniqueFunction<void()> stop) STITCH_EXCLUDES(mutex_);
+  [[nodiscard]] bool set_awaited(base::UniqueFunction<void(Cancel)> stop) STITCH_EXCLUDES(mutex_);
   void clear_awaited() STITCH_EXCLUDES(mutex_);
   // Stops what the coroutine behind this state awaits, which ends it in turn. False, and nothing
   // is done, when it is not a coroutine that has awaited something.
   bool stop_coroutine() STITCH_EXCLUDES(mutex_);
-  // The same for a coroutine; cancel() for any other.
-  void stop_work() {
-    if (!stop_coroutine()) cancel();
-  }
 
   // What cancel() calls; dropped at completion.
-  void set_canceller(base::UniqueFunction<void()> canceller) STITCH_EXCLUDES(mutex_);
+  void set_canceller(base::UniqueFunction<void(Cancel)> canceller) STITCH_EXCLUDES(mutex_);
 
   // The memory on devices that the outcome brings, null for none. Set before the outcome.
   void set_arrived(std::shared_ptr<const rpc::ArrivedMemory> memory) noexcept {
@@ -129,21 +155,56 @@ class FutureStateBase {
   void publish() STITCH_EXCLUDES(mutex_);
   // As the canceller, for kinds of states that know how to stop their own work.
   virtual void ask_to_stop() {}
+  [[nodiscard]] virtual bool stops_own_work() const noexcept { return false; }
 
   std::exception_ptr exception_;  // written between claim() and publish(), constant after
 
  private:
   void hand_over_memory() const;
+  [[nodiscard]] bool can_stop() STITCH_REQUIRES(mutex_) {
+    return coroutine_ || canceller_ || stops_own_work();
+  }
+  void stop_unheld() noexcept STITCH_EXCLUDES(mutex_);
   std::shared_ptr<const rpc::ArrivedMemory> arrived_;  // likewise, or before
   std::atomic<bool> claimed_{false};
   std::atomic<bool> ready_{false};
+  std::atomic<bool> given_up_{false};
+  std::atomic<unsigned> holds_{0};
   base::Mutex mutex_;
   base::CondVar completed_;
   CallbackList callbacks_ STITCH_GUARDED_BY(mutex_);
-  base::UniqueFunction<void()> canceller_ STITCH_GUARDED_BY(mutex_);
+  base::UniqueFunction<void(Cancel)> canceller_ STITCH_GUARDED_BY(mutex_);
   std::shared_ptr<rpc::StopFlag> coroutine_ STITCH_GUARDED_BY(mutex_);
   bool asked_to_stop_ STITCH_GUARDED_BY(mutex_) = false;
 };
+
+// The hold of what takes part in an outcome for a future of its own: a then(), a group. Shared by
+// its canceller and its callback. Thread contract: any thread.
+class Interest {
+ public:
+  explicit Interest(std::shared_ptr<FutureStateBase> in) : in_(std::move(in)) { in_->add_hold(); }
+  ~Interest() {
+    if (held_.load(std::memory_order_relaxed)) in_->drop_hold();
+  }
+  Interest(const Interest&) = delete;
+  Interest& operator=(const Interest&) = delete;
+  [[nodiscard]] const std::shared_ptr<FutureStateBase>& state() const noexcept { return in_; }
+  void cancel(Cancel how) {
+    if (how == Cancel::all) {
+      in_->cancel();
+    } else if (held_.exchange(false, std::memory_order_relaxed)) {
+      in_->stop_once_unheld();
+      in_->drop_hold();
+    }
+  }
+
+ private:
+  const std::shared_ptr<FutureStateBase> in_;
+  std::atomic<bool> held_{true};
+};
+[[nodiscard]] inline std::shared_ptr<Interest> make_interest(std::shared_ptr<FutureStateBase> in) {
+  return std::allocate_shared<Interest>(base::RecyclingAllocator<Interest>(), std::move(in));
+}
 
 // The outcome of a promise that was not kept.
 [[nodiscard]] std::exception_ptr dropped_promise() noexcept;

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <chrono>
 #include <functional>
+#include <map>
 #include <numeric>
 #include <regex>
 #include <string>
@@ -113,6 +114,28 @@ TEST_F(Backpressure, CallsBeyondTheLimitWaitHereAndAreMadeInOrder) {
   EXPECT_EQ(order, expected);
   EXPECT_EQ(number(cluster[0], "rpc.calls_waiting"), 0);
   EXPECT_TRUE(eventually([&] { return number(cluster[0], "rpc.peer.worker1.calls_sent") == 0; }));
+}
+
+TEST_F(Backpressure, BarriersDoNotWaitBehindCalls) {
+  Cluster cluster(2, [](stitch::Options& options) {
+    options.max_inflight_calls = 4;
+    options.num_threads = 1;
+  });
+  std::vector<Future<int>> answers;
+  for (int i = 0; i < 20; ++i) answers.push_back(stitch::rpc_async<pass_gate>("worker1", i));
+  EXPECT_EQ(number(cluster[0], "rpc.calls_waiting"), 16);
+  std::map<std::string, int> values;
+  std::thread other([&] {
+    cluster[1].barrier();
+    values = cluster[1].all_gather(1);
+  });
+  cluster[0].barrier();
+  EXPECT_EQ(cluster[0].all_gather(0), (std::map<std::string, int>{{"worker0", 0}, {"worker1", 1}}));
+  other.join();
+  EXPECT_EQ(values.size(), 2U);
+  EXPECT_EQ(runs, 0);
+  gate.open();
+  for (int i = 0; i < 20; ++i) EXPECT_EQ(answers[static_cast<std::size_t>(i)].get(), i);
 }
 
 TEST_F(Backpressure, ACallWhoseDeadlinePassesWhileItWaitsIsNotSent) {
@@ -442,62 +465,6 @@ TEST_F(Backpressure, ShortTimeoutsSayTheSame) {
     }
   }
   EXPECT_TRUE(in_time);
-}
-
-// ---- cancelled coroutines
-
-std::atomic<int> begun_below{0}, stopped_below{0}, ended_by_cancel{0}, told_to_stop{0}, ended{0};
-void wait_for_stop() {
-  ++begun_below;
-  const auto token = stitch::current_stop_token();
-  if (eventually([&] { return token.stop_requested(); })) ++stopped_below;
-}
-Future<int> wait_below(int depth) {
-  try {
-    if (depth == 0) {
-      co_await stitch::rpc_async<wait_for_stop>("worker1");
-    } else {
-      co_await wait_below(depth - 1);
-    }
-  } catch (const Error& error) {
-    told_to_stop += stitch::current_stop_token().stop_requested() ? 1 : 0;
-    ended_by_cancel += error.code() == ErrorCode::cancelled ? 1 : 0;
-    ++ended;  // last: the test waits for it
-    throw;
-  }
-  co_return 0;
-}
-
-class CancelledCoroutines : public testing::Test {
- protected:
-  CancelledCoroutines() {
-    begun_below = stopped_below = ended_by_cancel = told_to_stop = ended = 0;
-  }
-};
-
-TEST_F(CancelledCoroutines, CancelWhatTheyAwaitHere) {
-  Cluster cluster(2);
-  auto work = wait_below(2);
-  EXPECT_TRUE(eventually([] { return begun_below == 1; }));
-  work.cancel();
-  EXPECT_EQ(error_of([&] { work.get(); }).code(), ErrorCode::cancelled);
-  EXPECT_TRUE(eventually([] { return stopped_below == 1 && ended == 3; }, 10s));
-  EXPECT_EQ(ended_by_cancel, 3);
-  EXPECT_EQ(told_to_stop, 3);
-}
-
-TEST_F(CancelledCoroutines, CancelWhatTheyAwaitForACallerThatHasGivenUp) {
-  Cluster cluster(2, [](stitch::Options& options) { options.num_threads = 1; });
-  auto cancelled = stitch::rpc_async<wait_below>("worker1", 1);
-  EXPECT_TRUE(eventually([] { return begun_below == 1; }));
-  cancelled.cancel();
-  EXPECT_TRUE(eventually([] { return stopped_below == 1 && ended == 2; }, 10s));
-  EXPECT_EQ(ended_by_cancel, 2);
-  EXPECT_EQ(told_to_stop, 2);
-  EXPECT_EQ(
-      error_of([] { stitch::rpc_sync<wait_below>({.to = "worker1", .timeout = 1s}, 0); }).code(),
-      ErrorCode::timeout);
-  EXPECT_TRUE(eventually([] { return stopped_below == 2 && ended == 3; }, 10s));
 }
 
 }  // namespace

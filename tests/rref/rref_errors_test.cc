@@ -287,6 +287,30 @@ TEST(RRefErrors, ACreationThatAsksForItIsRefusedAtOnceWhereItsOwnerIsFull) {
   gate.close();
 }
 
+TEST(RRefErrors, CallsThroughAReferenceThatAsksForItAreRefusedAtOnceWhereItsOwnerIsFull) {
+  gate.close();
+  Cluster cluster(2, [](Options& options) { options.max_inflight_calls = 1; });
+  const auto tally = remote<Tally>("worker1");
+  tally.when_created().get();
+  const auto first = remote<&beyond_the_gate>("worker1", 3);
+  EXPECT_TRUE(gate.wait_for_arrival());
+  const auto refusing = tally.with_when_full(WhenFull::refuse);
+  for (const auto& make : std::vector<std::function<void()>>{
+           [&] { refusing.rpc_sync<&Tally::add>(1); },
+           [&] { refusing.remote<&Tally::add>(1).when_created().get(); },
+           [&] { (void)first.with_when_full(WhenFull::refuse).to_here(); },
+           [&] { refusing.ordered().with_timeout(10s).rpc_sync<&Tally::add>(1); }}) {
+    const Error refused = error_of(make);
+    EXPECT_EQ(refused.code(), ErrorCode::overloaded);
+    expect_in(refused, "was not made: 1 calls of ");
+  }
+  auto waits = refusing.with_when_full(WhenFull::wait).rpc_async<&Tally::add>(1);
+  gate.open();
+  EXPECT_EQ(first.to_here(), 3);
+  EXPECT_EQ(waits.get(), 1);
+  gate.close();
+}
+
 TEST(RRefErrors, AFetchCanBeCancelled) {
   gate.close();
   Cluster cluster(2);
