@@ -224,8 +224,8 @@ Future<T> fetch(const rref::HandlePtr& handle, const rref::HandleUse& use) {
         return promise.future();
       }
     }
-    auto request = std::is_void_v<T> ? rref::begin_wait(handle, use, kName)
-                                     : rref::begin_fetch(handle, use);
+    auto request =
+        std::is_void_v<T> ? rref::begin_wait(handle, use, kName) : rref::begin_fetch(handle, use);
     return start_call<T>(request.agent, *request.to, kName, use.timeout,
                          std::move(request.message));
   } catch (const Error&) {

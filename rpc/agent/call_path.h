@@ -69,8 +69,8 @@ void abandon_call(const std::weak_ptr<Agent>& agent, std::uint64_t call_id);
 void fail(IncomingCall& call, const Error& error);
 void fail_in_handler(IncomingCall& call, const std::exception_ptr& exception);
 void others_poll(IncomingCall& call) noexcept;
-// When the call is asked to stop, so is the work behind `outcome` (a coroutine, a call), unless more
-// than one hold it. REQUIRES: one does.
+// When the call is asked to stop, so is the work behind `outcome` (a coroutine, a call), unless
+// more than one hold it. REQUIRES: one does.
 void stops_with(IncomingCall& call, std::weak_ptr<detail::FutureStateBase> outcome);
 // `encode(what, archive)` writes the result.
 void reply(IncomingCall& call, void (*encode)(void* what, OutArchive& archive), void* what);

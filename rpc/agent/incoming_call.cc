@@ -45,7 +45,7 @@ class IncomingCall::Running {
 
 IncomingCall::IncomingCall(std::shared_ptr<Agent> agent,
                            std::shared_ptr<transport::Connection> connection, InMessage message,
-                           const CallHeader& header)
+                           const CallHeader& header, PeerClock& clock)
     : agent_(std::move(agent)),
       connection_(std::move(connection)),
       message_(std::move(message)),
@@ -55,11 +55,9 @@ IncomingCall::IncomingCall(std::shared_ptr<Agent> agent,
                                         : FunctionRegistry::instance().find(header.function_id)) {
   context_.runtime = agent_;
   arrived_ = Clock::now();
-  const std::chrono::nanoseconds timeout(header.timeout_ns);
   // Its tensors may have come to their devices later.
   const auto read = message_.arrival ? message_.arrival->read : arrived_;
-  if (timeout.count() > 0 && timeout < Clock::time_point::max() - read) due_ = read + timeout;
-  if (timeout.count() < 0) due_ = arrived_;
+  due_ = header.time.left < 0 ? arrived_ : clock.due(read, header.time);
   context_.deadline = due_;
   context_.stop = stop_;
 }
@@ -84,7 +82,7 @@ void IncomingCall::prepare() {
   agent_->events().record_at(now, "call started", caller().id.value(), caller().epoch, id(),
                              function_name());
   if (now >= context_.deadline)
-    throw Error(ErrorCode::timeout, "its deadline passed while it waited to be run");
+    throw Error(ErrorCode::timeout, "its deadline passed on its way or while it waited to be run");
   if (agent_->stopped())
     throw Error(ErrorCode::shutting_down, to_string(agent_->self()) + " is shutting down");
   if (stop_->requested())
@@ -246,7 +244,8 @@ void IncomingCall::drop() noexcept {
   if (!turn_.compare_exchange_strong(turn, Turn::dropped)) return;
   try {
     fail(Clock::now() >= context_.deadline
-             ? Error(ErrorCode::timeout, "its deadline passed while it waited to be run")
+             ? Error(ErrorCode::timeout,
+                     "its deadline passed on its way or while it waited to be run")
              : Error(ErrorCode::cancelled, "it was cancelled while it waited to be run"));
   } catch (...) {
     // Its caller does not wait for the answer.

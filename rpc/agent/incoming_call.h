@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "stitch/base/recycler.h"
+#include "stitch/rpc/agent/peer_clock.h"
 #include "stitch/rpc/agent/peer_flow.h"
 #include "stitch/rpc/function/registry.h"
 #include "stitch/rpc/future/execution_context.h"
@@ -14,6 +15,7 @@
 #include "stitch/rpc/message/archive.h"
 #include "stitch/rpc/message/frame_kinds.h"
 #include "stitch/rpc/message/message.h"
+#include "stitch/rpc/message/time_left.h"
 #include "stitch/transport/endpoint.h"
 
 namespace stitch::rpc {
@@ -24,8 +26,8 @@ class Agent;
 struct CallHeader {
   std::uint64_t call_id = 0;      // chosen by the caller; 0 for a one-way call
   std::uint64_t function_id = 0;  // 0: none, an extension handles the request
-  std::int64_t timeout_ns = 0;    // time left until the deadline; see time_left.h
-  static constexpr std::size_t kBytes = 24;
+  TimeLeft time;
+  static constexpr std::size_t kBytes = kTimeLeftOffset + kTimeLeftBytes;
 };
 
 // A call that a peer made to this worker: its arguments, its execution context and the connection
@@ -36,7 +38,7 @@ struct CallHeader {
 class IncomingCall : public std::enable_shared_from_this<IncomingCall> {
  public:
   IncomingCall(std::shared_ptr<Agent> agent, std::shared_ptr<transport::Connection> connection,
-               InMessage message, const CallHeader& header);
+               InMessage message, const CallHeader& header, PeerClock& clock);
   ~IncomingCall();
   IncomingCall(const IncomingCall&) = delete;
   IncomingCall& operator=(const IncomingCall&) = delete;

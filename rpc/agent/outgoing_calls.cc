@@ -12,19 +12,17 @@
 #include "stitch/rpc/message/archive.h"
 #include "stitch/rpc/message/frame_kinds.h"
 #include "stitch/rpc/message/tensor_codec.h"
-#include "stitch/rpc/message/time_left.h"
 
 namespace stitch::rpc {
 
 namespace {
 
 // Fills in what begin_request() left open.
-void complete_header(transport::Message& message, std::uint64_t call_id,
-                     std::chrono::nanoseconds timeout) {
+void complete_header(transport::Message& message, std::uint64_t call_id, const TimeLeft& time) {
   std::byte* const header = message.frame.data() + transport::FrameBuilder::body_offset();
   const auto id = base::to_wire_order(call_id);
   std::memcpy(header, &id, sizeof(id));
-  put_time_left(message.frame, timeout.count());
+  put_time_left(message.frame, time);
 }
 
 // With the error's text behind `how`.
@@ -76,6 +74,7 @@ OutMessage OutgoingCalls::begin_request(std::uint64_t function_id) {
   base::ByteWriter out(message.frame.body());
   out.write(std::uint64_t{0});
   out.write(function_id);
+  out.write(std::int64_t{0});
   out.write(std::int64_t{0});
   return message;
 }
@@ -145,7 +144,9 @@ std::uint64_t OutgoingCalls::start_call(const WorkerInfo& to, std::string_view f
   }
   if (begins) [[likely]] {
     const SendingRequest sending(*this, id);
-    transmit(to, std::move(*out), id, timeout, first_look);
+    const TimeLeft time =
+        limited ? TimeLeft{timeout.count(), deadline.time_since_epoch().count()} : TimeLeft{};
+    transmit(to, std::move(*out), id, time, first_look);
     if (!sending.sent()) table_.note_queued(id);
   } else {
     start_later(to, size, id, deadline, std::move(*out), message.refuse_when_full);
@@ -158,11 +159,10 @@ std::uint64_t OutgoingCalls::start_call(const WorkerInfo& to, std::string_view f
 
 // What is in flight keeps the agent alive, and with it this.
 void OutgoingCalls::transmit(const WorkerInfo& to, Sender::LaidOut&& out, std::uint64_t id,
-                             std::chrono::nanoseconds timeout,
-                             Clock::time_point first_look) noexcept {
+                             const TimeLeft& time, Clock::time_point first_look) noexcept {
   try {
     watch_->watch(first_look);
-    complete_header(out.message, id, timeout);
+    complete_header(out.message, id, time);
     out.attachments.begin(out.message.frame);
     sender_.transmit(
         to, nullptr, std::move(out),
@@ -191,14 +191,11 @@ bool OutgoingCalls::await_room(const WorkerInfo& to, const PeerFlow::Size& size,
   Precedence precedence = out.attachments.precedence();
   PeerFlow::Waiting waiting{size, id,
                             [this, &peer, size, id, deadline, out = std::move(out)]() mutable {
-                              const auto now = Clock::now();
+                              const TimeLeft time = time_left(deadline);
                               // expire() completes it.
-                              if (now >= deadline || !table_.begin(id, size)) return false;
+                              if (time.left < 0 || !table_.begin(id, size)) return false;
                               out.in_flight.begun(size, false);
-                              const bool limited = deadline != Clock::time_point::max();
-                              transmit(peer, std::move(out), id,
-                                       limited ? deadline - now : std::chrono::nanoseconds(0),
-                                       deadline);
+                              transmit(peer, std::move(out), id, time, deadline);
                               return true;
                             },
                             std::move(precedence)};
@@ -222,7 +219,7 @@ void OutgoingCalls::start_notify(const WorkerInfo& to, std::string_view function
                                  std::chrono::nanoseconds timeout, OutMessage message) {
   state_.throw_if_stopped();
   Sender::LaidOut out = sender_.lay_out(to, message, Sender::Traffic::request);
-  complete_header(out.message, 0, std::chrono::nanoseconds(0));
+  complete_header(out.message, 0, {});
   PeerFlow& flow = sender_.flow(to);
   const PeerFlow::Size size{out.in_flight.counted().bytes, message.ahead || inside()};
   if (try_begin(flow, size, out)) [[likely]] {

@@ -21,6 +21,7 @@
 #include "stitch/rpc/future/thread_pool.h"
 #include "stitch/rpc/message/frame_kinds.h"
 #include "stitch/rpc/message/message.h"
+#include "stitch/rpc/message/time_left.h"
 #include "stitch/rpc/options/options.h"
 
 namespace stitch::rpc {
@@ -130,8 +131,8 @@ class OutgoingCalls {
   [[nodiscard]] bool await_room(const WorkerInfo& to, const PeerFlow::Size& size, std::uint64_t id,
                                 Clock::time_point deadline, Sender::LaidOut&& out);
   // Send what its flow has let begin.
-  void transmit(const WorkerInfo& to, Sender::LaidOut&& out, std::uint64_t id,
-                std::chrono::nanoseconds timeout, Clock::time_point first_look) noexcept;
+  void transmit(const WorkerInfo& to, Sender::LaidOut&& out, std::uint64_t id, const TimeLeft& time,
+                Clock::time_point first_look) noexcept;
   void transmit_one_way(const WorkerInfo& to, const PeerFlow::Size& size, Sender::LaidOut&& out);
   // Of a call that is out of the table. Whether it had begun.
   bool leave_flow(OutstandingCall& call) noexcept;

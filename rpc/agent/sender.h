@@ -167,7 +167,8 @@ class Sender {
     return life == nullptr ? 0 : life->flow->control_bytes.load();
   }
   // The counts and the queue of one life of a peer; as long as this.
-  [[nodiscard]] PeerFlow& flow(const WorkerInfo& peer) { return *peers_->known(peer).flow; }
+  [[nodiscard]] Life& life(const WorkerInfo& peer) { return peers_->known(peer); }
+  [[nodiscard]] PeerFlow& flow(const WorkerInfo& peer) { return *life(peer).flow; }
   // As PeerFlow::give_up(), for each.
   void give_up_all();
   void debug_info(std::map<std::string, std::int64_t>& numbers) const;

@@ -50,19 +50,21 @@ void ServedCalls::on_request(const std::shared_ptr<transport::Connection>& conne
   CallHeader header;
   header.call_id = in.read<std::uint64_t>();
   header.function_id = in.read<std::uint64_t>();
-  header.timeout_ns = in.read<std::int64_t>();
+  header.time.left = in.read<std::int64_t>();
+  header.time.deadline = in.read<std::int64_t>();
   for (const auto& extension : extensions_) extension->on_receive(message);
+  Life& life = sender_.life(message.from);
   const auto call = std::allocate_shared<IncomingCall>(base::RecyclingAllocator<IncomingCall>(),
                                                        std::shared_ptr<Agent>(agent_), connection,
-                                                       std::move(message), header);
-  PeerFlow& flow = sender_.flow(call->caller());
+                                                       std::move(message), header, life.clock);
+  PeerFlow& flow = *life.flow;
   const char* const exceeded = flow.hold(call->bytes());
   call->held_by(flow);
   state_.events().record_at(call->arrived(), "call received", call->caller().id.value(),
                             call->caller().epoch, call->id(), call->function_name());
   switch (table_.add(call)) {
     case IncomingTable::Added::serve:
-      if (header.timeout_ns < 0) call->request_stop();  // likewise
+      if (header.time.left < 0) call->request_stop();  // likewise
       break;
     case IncomingTable::Added::cancelled:
       call->request_stop();  // it will not be run

@@ -14,6 +14,7 @@
 #include "stitch/base/error.h"
 #include "stitch/base/mutex.h"
 #include "stitch/rpc/agent/received_numbers.h"
+#include "stitch/rpc/message/time_left.h"
 #include "stitch/transport/endpoint.h"
 
 namespace stitch::rpc {
@@ -177,7 +178,7 @@ class Session final : public transport::Connection {
   void transmit_request(Kept& kept, bool first, transport::Connection& connection)
       STITCH_EXCLUDES(mutex_);
   // False, and nothing has changed, if another thread may read the message. The caller holds it.
-  [[nodiscard]] bool change_time_left(Kept& kept, std::int64_t ns) STITCH_EXCLUDES(mutex_);
+  [[nodiscard]] bool change_time_left(Kept& kept, const TimeLeft& time) STITCH_EXCLUDES(mutex_);
   void transmitted(Kept& kept, const std::optional<Error>& error) STITCH_EXCLUDES(mutex_);
   // A connection refuses this message: its number is sent without it. The peer is given up if
   // another connection has passed the message on, or may.

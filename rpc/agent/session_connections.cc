@@ -11,7 +11,6 @@
 #include "stitch/rpc/agent/kept_message.h"
 #include "stitch/rpc/agent/session.h"
 #include "stitch/rpc/message/frame_kinds.h"
-#include "stitch/rpc/message/time_left.h"
 
 namespace stitch::rpc {
 
@@ -21,7 +20,7 @@ namespace {
 bool has_time_left(const base::Bytes& frame) noexcept {
   const auto head = transport::peek_frame(frame);
   return head && head->kind == wire::kRequest &&
-         head->body.size() >= kTimeLeftOffset + sizeof(std::int64_t);
+         head->body.size() >= kTimeLeftOffset + kTimeLeftBytes;
 }
 
 }  // namespace
@@ -103,7 +102,7 @@ bool Session::lists(const Kept& kept) const {
 void Session::transmit_request(Kept& kept, bool first, transport::Connection& connection) {
   const auto deadline = events_.deadline(kept.call_id);
   if (first && !deadline) withdraw_unwanted(kept);
-  const std::int64_t left = time_left(deadline);
+  const TimeLeft left = time_left(deadline);
   if (!has_time_left(kept.message.frame) || change_time_left(kept, left))
     return transmit(kept, connection);
   // The former connection may not have let go of it yet.
@@ -117,11 +116,11 @@ void Session::transmit_request(Kept& kept, bool first, transport::Connection& co
   transmit(kept, std::move(copy), connection);
 }
 
-bool Session::change_time_left(Kept& kept, std::int64_t ns) {
+bool Session::change_time_left(Kept& kept, const TimeLeft& time) {
   base::MutexLock lock(mutex_);
   // As in replace(): only the list and the caller hold it.
   if (!lists(kept) || kept.holders() != 2) return false;
-  put_time_left(kept.message.frame, ns);
+  put_time_left(kept.message.frame, time);
   return true;
 }
 

@@ -73,8 +73,7 @@ class FutureAwaiter {
         rpc::Continuation(std::move(inside), [coroutine] { coroutine.resume(); }));
     awaiting_ = awaiting;
     CallbackList completion = Awaiting::completion(awaiting);
-    const bool go_on =
-        !outcome_ || outcome_->set_awaited([awaiting](Cancel) { awaiting->stop(); });
+    const bool go_on = !outcome_ || outcome_->set_awaited([awaiting](Cancel) { awaiting->stop(); });
     // The coroutine's scopes (a WorkerScope, a Context) stay with the coroutine; its caller gets
     // back what it had. This comes first: once the callback is registered, another thread may
     // finish the coroutine and free everything here.

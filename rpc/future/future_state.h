@@ -61,11 +61,11 @@ enum class Cancel {
 
 // The part of a future's shared state that does not depend on its type: completion, waiting,
 // callbacks, cancelling. Its holds are the Future handles of it, and what takes part in it for one
-// (Interest), while it is not complete. Thread contract: any thread. Callbacks run exactly once, in the order they
-// were added, on the thread that completes the state or, when it is complete, immediately on the
-// thread that adds them; never under the lock. Callbacks of a state that a callback completes or
-// finds complete run after that callback returns (a long chain needs no deep stack), or when it
-// waits for a future.
+// (Interest), while it is not complete. Thread contract: any thread. Callbacks run exactly once, in
+// the order they were added, on the thread that completes the state or, when it is complete,
+// immediately on the thread that adds them; never under the lock. Callbacks of a state that a
+// callback completes or finds complete run after that callback returns (a long chain needs no deep
+// stack), or when it waits for a future.
 class FutureStateBase {
  public:
   FutureStateBase() = default;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <fstream>
+#include <string_view>
 
 #include "stitch/base/error.h"
 #include "stitch/base/random.h"
@@ -31,15 +32,18 @@ std::string process_token() {
   return std::to_string(getpid()) + '-' + namespace_of_this_process("pid") + '-' + number;
 }
 
-// Names one kernel and one network namespace.
+// Before the name of a host whose kernel does not say which one it is.
+constexpr std::string_view kHostName = "name:";
+
+// Names one kernel, one network namespace and one monotonic clock.
 std::string host_token() {
   std::string boot;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
   if (boot.empty()) {
     char name[256] = {};
-    if (gethostname(name, sizeof(name) - 1) == 0) boot = name;
+    if (gethostname(name, sizeof(name) - 1) == 0) boot = std::string(kHostName) + name;
   }
-  return boot + namespace_of_this_process("net");
+  return boot + namespace_of_this_process("net") + namespace_of_this_process("time");
 }
 
 // As make_endpoints() finds it out.
@@ -86,6 +90,10 @@ MemberRecord describe_this_worker(const Options& options) {
       memory_token(options),
       prefers_memory(options),
       {cuda_device_count(), parse_device_maps(options.device_maps), TensorTransfers::possible()}};
+}
+
+bool share_clock(const MemberRecord& self, const MemberRecord& other) {
+  return self.host == other.host && !self.host.empty() && !self.host.starts_with(kHostName);
 }
 
 bool within_reach(const std::string& address, const MemberRecord& self, const MemberRecord& other) {

@@ -187,8 +187,7 @@ TEST_P(SharedOutcomes, OfACallReachTheOthers) {
 TEST_P(SharedOutcomes, OfACoroutineReachTheOthers) {
   if (GetParam() == Way::promise) GTEST_SKIP() << "a coroutine is no promise of the program's";
   const auto call = []() -> Future<int> {
-    const Future<int> below =
-        stitch::rpc_async<wait_for_stop>({.to = "worker0", .timeout = 0s});
+    const Future<int> below = stitch::rpc_async<wait_for_stop>({.to = "worker0", .timeout = 0s});
     co_return co_await below;
   };
   shared = call();
@@ -293,8 +292,7 @@ TEST_P(OwnWork, StopsWithTheCallOfItsHandler) {
   EXPECT_TRUE(eventually([] { return begun_below == 1; }));
   call.cancel();
   EXPECT_TRUE(eventually([] { return stopped_below == 1; }));
-  EXPECT_TRUE(eventually(
-      [&] { return calls_held_by(cluster[1]) == 0; }));
+  EXPECT_TRUE(eventually([&] { return calls_held_by(cluster[1]) == 0; }));
 }
 
 INSTANTIATE_TEST_SUITE_P(Ways, OwnWork,

@@ -180,6 +180,27 @@ TEST_F(DeadlineFaults, ADeadlineIsTheSameWhenTheConnectionBreaks) {
 int count_run_where_read() { return ++runs; }
 STITCH_INLINE(count_run_where_read);
 
+// Requests come late, and what would tell that they are over comes later still.
+TEST_F(DeadlineFaults, TheTimeOnTheWayCounts) {
+  Cluster cluster(2);
+  EXPECT_EQ(stitch::rpc_sync<count_run>("worker1"), 1);
+  constexpr auto kOnTheWay = 300ms;
+  const LoopbackFaults faults([](std::uint32_t, std::uint32_t, std::uint64_t, const auto& message) {
+    Fate fate;
+    const auto kind = kind_of(message);
+    if (kind == stitch::rpc::wire::kRequest) fate.delay = kOnTheWay;
+    if (kind == stitch::rpc::wire::kCancel) fate.delay = 2 * kOnTheWay;
+    return fate;
+  });
+  const auto late =
+      stitch::rpc_async<count_run_where_read>({.to = "worker1", .timeout = kOnTheWay / 3});
+  EXPECT_LE(std::chrono::nanoseconds(
+                stitch::rpc_sync<nanoseconds_left>({.to = "worker1", .timeout = 20s})),
+            20s - kOnTheWay);
+  EXPECT_EQ(error_of([&] { static_cast<void>(late.get()); }).code(), ErrorCode::timeout);
+  EXPECT_EQ(stitch::rpc_sync<count_run>("worker1"), 2) << "it came before";
+}
+
 TEST_F(DeadlineFaults, ACallThatIsOverBeforeItIsSentAgainDoesNotRun) {
   Cluster cluster(2, [](stitch::Options& options) { options.reconnect_timeout = 10s; });
   EXPECT_EQ(stitch::rpc_sync<count_run>("worker1"), 1);

@@ -101,7 +101,7 @@ class Sessions : public testing::Test {
     const std::size_t at = outcomes.size();
     outcomes.emplace_back();
     transport::Message message = message_of(wire::kRequest, 32);
-    put_time_left(message.frame, left);
+    put_time_left(message.frame, {left, 0});
     session.send(
         std::move(message), [this, at](const Outcome& error) { outcomes[at].push_back(error); }, 7);
   }

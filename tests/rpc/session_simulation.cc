@@ -36,7 +36,7 @@ bool is_message(std::uint16_t kind) { return kind == kText || kind == wire::kReq
 
 transport::Message message_of(std::uint64_t id, bool large, bool request) {
   transport::FrameBuilder frame(request ? std::uint16_t{wire::kRequest} : kText);
-  const std::array<std::uint64_t, 3> body{id, 0, kFirstTime};
+  const std::array<std::uint64_t, 4> body{id, 0, kFirstTime, 0};
   frame.body().append(body.data(), sizeof(body));
   if (large) frame.body().resize(frame.body().size() + transport::kSmallMessageBytes);
   frame.end_body();
