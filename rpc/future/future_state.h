@@ -55,7 +55,7 @@ using CallbackList =
 
 // How far a cancellation goes.
 enum class Cancel {
-  all,       // whoever else holds the outcome: Future::cancel()
+  all,       // also where others hold the outcome: Future::cancel()
   own_work,  // only work whose outcome nothing else holds: a coroutine that is asked to stop
 };
 
