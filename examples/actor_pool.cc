@@ -93,12 +93,16 @@ int learn(int kills) {
   for (const auto& each : collectors) until("all work", [&] { return works(each.first); });
   for (int i = 0; i < kills; ++i) {
     const std::string victim = "collector" + std::to_string(i % 3);
+    std::printf("%s is killed (process %d)\n", victim.c_str(),
+                static_cast<int>(collectors[victim]));
     kill(collectors[victim], SIGKILL);
     waitpid(collectors[victim], nullptr, 0);
     until("its death is known", [&] { return !works(victim); });
     const long before = total;
     until("the others have gone on", [&] { return total > before + 100; });
     collectors[victim] = start(victim);
+    std::printf("%s is started again (process %d); meanwhile the others sent %ld rollouts\n",
+                victim.c_str(), static_cast<int>(collectors[victim]), total - before);
     until("it works again", [&] { return works(victim); });
   }
   finished = true;  // the collectors leave

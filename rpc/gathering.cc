@@ -86,7 +86,7 @@ FetchRequest begin_fetch(const std::string& key, const std::type_info& type) {
   FetchRequest request{is_barrier(type) ? "stitch::Worker::barrier" : "stitch::Worker::all_gather",
                        rpc::begin_request(function.id)};
   encode_arguments<rpc::TraitsOf<&fetch_posted>>(request.message, key, std::string(type.name()));
-  request.message.ahead = true;  // a barrier ends however many calls are waiting
+  request.message.ahead = true;  // a barrier does not wait behind calls
   return request;
 }
 

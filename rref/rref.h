@@ -86,8 +86,8 @@ class [[nodiscard]] RRef {
     return copy;
   }
 
-  // The same reference; calls and fetches through it do this where the limits of the owner keep
-  // them back: with WhenFull::refuse they fail with `overloaded` at once.
+  // The same reference; calls and fetches through it (not backward()) do this where the limits of
+  // the owner keep them back: with WhenFull::refuse they fail with `overloaded` at once.
   [[nodiscard]] RRef with_when_full(WhenFull when_full) const {
     RRef copy = *this;
     rref::HandleUse use = copy.use();

@@ -83,6 +83,8 @@ class Connection {
   // Whether nothing is read now for a reason on this side: the peer's silence proves nothing. Takes
   // no lock that is held while callbacks run.
   [[nodiscard]] virtual bool holds_back() const { return false; }
+  // Whether all that passes is known to stay within this kernel. REQUIRES: on_open has been called.
+  [[nodiscard]] virtual bool within_host() const { return false; }
   // Called near the end of the last piece of deferred work: the rest of it will not block, so this
   // thread can resume polling without waiting for a thread switch.
   virtual void blocking_work_done() {}

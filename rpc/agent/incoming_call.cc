@@ -45,7 +45,7 @@ class IncomingCall::Running {
 
 IncomingCall::IncomingCall(std::shared_ptr<Agent> agent,
                            std::shared_ptr<transport::Connection> connection, InMessage message,
-                           const CallHeader& header, PeerClock& clock)
+                           const CallHeader& header, bool one_clock)
     : agent_(std::move(agent)),
       connection_(std::move(connection)),
       message_(std::move(message)),
@@ -57,7 +57,7 @@ IncomingCall::IncomingCall(std::shared_ptr<Agent> agent,
   arrived_ = Clock::now();
   // Its tensors may have come to their devices later.
   const auto read = message_.arrival ? message_.arrival->read : arrived_;
-  due_ = header.time.left < 0 ? arrived_ : clock.due(read, header.time);
+  due_ = header.time.left < 0 ? arrived_ : due_here(read, header.time, one_clock);
   context_.deadline = due_;
   context_.stop = stop_;
 }

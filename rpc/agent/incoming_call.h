@@ -7,7 +7,6 @@
 #include <string_view>
 
 #include "stitch/base/recycler.h"
-#include "stitch/rpc/agent/peer_clock.h"
 #include "stitch/rpc/agent/peer_flow.h"
 #include "stitch/rpc/function/registry.h"
 #include "stitch/rpc/future/execution_context.h"
@@ -38,7 +37,7 @@ struct CallHeader {
 class IncomingCall : public std::enable_shared_from_this<IncomingCall> {
  public:
   IncomingCall(std::shared_ptr<Agent> agent, std::shared_ptr<transport::Connection> connection,
-               InMessage message, const CallHeader& header, PeerClock& clock);
+               InMessage message, const CallHeader& header, bool one_clock);
   ~IncomingCall();
   IncomingCall(const IncomingCall&) = delete;
   IncomingCall& operator=(const IncomingCall&) = delete;

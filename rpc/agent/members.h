@@ -14,7 +14,6 @@
 
 #include "stitch/base/error.h"
 #include "stitch/base/published_table.h"
-#include "stitch/rpc/agent/peer_clock.h"
 #include "stitch/rpc/agent/peer_flow.h"
 #include "stitch/rpc/gpu/device_map.h"
 #include "stitch/rpc/message/worker_info.h"
@@ -30,7 +29,7 @@ struct Member {
   WorkerInfo info;
   std::vector<std::string> addresses;  // where it listens, best first
   WorkerDevices devices{};
-  bool shares_clock = false;  // its monotonic clock is that of this worker
+  bool same_host = false;  // as far as its record says
 };
 
 // One life of a worker, as long as this worker's agent exists: what other parts keep for it.
@@ -49,8 +48,7 @@ struct Life {
   std::unique_ptr<Peer> peer;  // guarded by the mutex of the PeerTable; the pointer is constant
   std::atomic<std::chrono::steady_clock::rep> heard{0};  // when a message of it last arrived
   std::optional<PeerFlow> flow;                          // constant once complete
-  PeerClock clock{member.shares_clock};
-  std::atomic<bool> sent{false};  // something to it, since the last tick
+  std::atomic<bool> sent{false};                         // something to it, since the last tick
   std::atomic<bool> over{false};  // dead, left, or followed by another: its messages are dropped
   std::atomic<bool> announced{false};      // the extensions know of it: it may connect
   std::atomic<bool> loss_reported{false};  // to the extensions, too

@@ -144,12 +144,10 @@ std::uint64_t OutgoingCalls::start_call(const WorkerInfo& to, std::string_view f
   }
   if (begins) [[likely]] {
     const SendingRequest sending(*this, id);
-    const TimeLeft time =
-        limited ? TimeLeft{timeout.count(), deadline.time_since_epoch().count()} : TimeLeft{};
-    transmit(to, std::move(*out), id, time, first_look);
+    transmit(to, std::move(*out), id, time_left(timeout, deadline), first_look);
     if (!sending.sent()) table_.note_queued(id);
   } else {
-    start_later(to, size, id, deadline, std::move(*out), message.refuse_when_full);
+    start_later(to, size, id, deadline, std::move(*out), message);
   }
   // stop() may have run between the first check and the entry in the table, and missed this call.
   if (state_.stopped())
@@ -173,9 +171,12 @@ void OutgoingCalls::transmit(const WorkerInfo& to, Sender::LaidOut&& out, std::u
 }
 
 void OutgoingCalls::start_later(const WorkerInfo& to, const PeerFlow::Size& size, std::uint64_t id,
-                                Clock::time_point deadline, Sender::LaidOut&& out, bool refuse) {
+                                Clock::time_point deadline, Sender::LaidOut&& out,
+                                const OutMessage& message) {
   try {
-    if (!refuse && await_room(to, size, id, deadline, std::move(out))) return;
+    if (!message.refuse_when_full &&
+        await_room(to, size, id, deadline, std::move(out), message.ahead))
+      return;
     fail_call(id, full(to), "was not made: ");
   } catch (...) {
     fail_call(id, to_error(std::current_exception()), "was not made: ");
@@ -183,7 +184,7 @@ void OutgoingCalls::start_later(const WorkerInfo& to, const PeerFlow::Size& size
 }
 
 bool OutgoingCalls::await_room(const WorkerInfo& to, const PeerFlow::Size& size, std::uint64_t id,
-                               Clock::time_point deadline, Sender::LaidOut&& out) {
+                               Clock::time_point deadline, Sender::LaidOut&& out, bool ahead) {
   PeerFlow& flow = sender_.flow(to);
   const WorkerInfo& peer = peers_->known(to).info();
   table_.note_queued(id);
@@ -198,7 +199,7 @@ bool OutgoingCalls::await_room(const WorkerInfo& to, const PeerFlow::Size& size,
                               transmit(peer, std::move(out), id, time, deadline);
                               return true;
                             },
-                            std::move(precedence)};
+                            std::move(precedence), ahead};
   ask_room(peer, flow.to_ask());
   const auto kept =
       flow.wait(waiting, deadline, [&] { return !state_.stopped() && table_.contains(id); });

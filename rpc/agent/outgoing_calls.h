@@ -126,10 +126,10 @@ class OutgoingCalls {
   }
   // The request of a call of the table has to wait, or the call fails.
   void start_later(const WorkerInfo& to, const PeerFlow::Size& size, std::uint64_t id,
-                   Clock::time_point deadline, Sender::LaidOut&& out, bool refuse);
+                   Clock::time_point deadline, Sender::LaidOut&& out, const OutMessage& message);
   // Keeps a request until the flow lets it begin. False when that is full.
   [[nodiscard]] bool await_room(const WorkerInfo& to, const PeerFlow::Size& size, std::uint64_t id,
-                                Clock::time_point deadline, Sender::LaidOut&& out);
+                                Clock::time_point deadline, Sender::LaidOut&& out, bool ahead);
   // Send what its flow has let begin.
   void transmit(const WorkerInfo& to, Sender::LaidOut&& out, std::uint64_t id, const TimeLeft& time,
                 Clock::time_point first_look) noexcept;

@@ -58,7 +58,8 @@ PeerFlow::Kept PeerFlow::wait(Waiting& request, Clock::time_point deadline,
     const std::size_t bytes = inside ? waiting_bytes_[1] : kept + (used_.load() & kByteMask);
     return !given_up_ && bytes != 0 && bytes + cost > limits_.bytes;
   };
-  if (inside && no_room()) return Kept::full;
+  const bool always = request.always_kept;
+  if (inside && !always && no_room()) return Kept::full;
   const std::size_t counted = waiting_bytes_[0] + waiting_bytes_[1] + (used_.load() & kByteMask);
   if (!inside && counted + cost > limits_.bytes / 4 * 3) {
     // The program has freed what was under way, not always in a form that it can use again: before
@@ -67,7 +68,7 @@ PeerFlow::Kept PeerFlow::wait(Waiting& request, Clock::time_point deadline,
     base::return_freed_memory();
     lock.lock();
   }
-  while (no_room()) {
+  while (!always && no_room()) {
     ++blocked_;
     waiting_.fetch_add(1);  // first: who makes room looks at it afterwards
     if (no_room()) room_.wait_until(mutex_, std::min(deadline, Clock::now() + kLook));

@@ -112,6 +112,7 @@ class PeerFlow {
     std::uint64_t id = 0;
     base::UniqueFunction<bool()> go;
     Precedence precedence{};
+    bool always_kept = false;  // it waits, whatever else does: a small one, of which there are few
   };
   enum class Kept : std::uint8_t { waits, late, unwanted, full };
   // Keeps a request until it can begin. Where bytes for that are missing, waits for them on this
@@ -178,12 +179,13 @@ class PeerFlow {
     const std::size_t left = data_bytes_.fetch_sub(bytes) - bytes;
     if (parked_count_.load() != 0 && left <= limits_.bytes / 4) unpark();
   }
-  // Whether replies take half of the limit.
+  // Whether replies take half of the limit, or tasks wait for that to end, which go first.
   [[nodiscard]] bool many_replies() const noexcept {
-    return data_bytes_.load(std::memory_order_relaxed) > limits_.bytes / 2;
+    return data_bytes_.load(std::memory_order_relaxed) > limits_.bytes / 2 ||
+           parked_count_.load(std::memory_order_relaxed) != 0;
   }
-  // Keeps `task`, which is about to make another reply, while they do: until some of them are
-  // written. False, and it is left untouched, when they do not, or memory is short.
+  // Keeps `task`, which is about to make another reply, while that is so: until a half of these
+  // replies is written. False, and it is left untouched, when it is not so, or memory is short.
   [[nodiscard]] bool park(base::UniqueFunction<void()>& task) STITCH_EXCLUDES(mutex_);
 
   // ---- frames to the peer, which wait for each other, not for replies, which could keep them out

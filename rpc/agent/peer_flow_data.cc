@@ -145,7 +145,7 @@ void PeerFlow::pump_frames() noexcept {
 bool PeerFlow::park(base::UniqueFunction<void()>& task) {
   base::MutexLock lock(mutex_);
   parked_count_.fetch_add(1);  // first: who writes a reply looks at it afterwards
-  if (given_up_ || data_bytes_.load() <= limits_.bytes / 2) {
+  if (given_up_ || (data_bytes_.load() <= limits_.bytes / 2 && parked_.empty())) {
     parked_count_.fetch_sub(1);
     return false;
   }

@@ -5,6 +5,7 @@
 #include <optional>
 #include <utility>
 
+#include "stitch/base/freed_memory.h"
 #include "stitch/base/byte_io.h"
 #include "stitch/base/name_list.h"
 #include "stitch/base/recycler.h"
@@ -54,9 +55,10 @@ void ServedCalls::on_request(const std::shared_ptr<transport::Connection>& conne
   header.time.deadline = in.read<std::int64_t>();
   for (const auto& extension : extensions_) extension->on_receive(message);
   Life& life = sender_.life(message.from);
+  const bool one_clock = life.member.same_host && connection->within_host();
   const auto call = std::allocate_shared<IncomingCall>(base::RecyclingAllocator<IncomingCall>(),
                                                        std::shared_ptr<Agent>(agent_), connection,
-                                                       std::move(message), header, life.clock);
+                                                       std::move(message), header, one_clock);
   PeerFlow& flow = *life.flow;
   const char* const exceeded = flow.hold(call->bytes());
   call->held_by(flow);
@@ -100,7 +102,11 @@ void ServedCalls::run(const std::shared_ptr<IncomingCall>& call) {
     base::UniqueFunction<void()> again = [this, call] {
       dispatch(call, [this, call] { run(call); });
     };
-    if (call->flow()->park(again)) return;
+    if (call->flow()->park(again)) {
+      // What replies took that are written by now, not always in a form that can be used again.
+      base::return_freed_memory();
+      return;
+    }
   }
   if (call->begin_turn()) call->run();
 }

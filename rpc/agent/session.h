@@ -133,6 +133,9 @@ class Session final : public transport::Connection {
   // That of the first one: the same worker says it over each.
   [[nodiscard]] const transport::Hello& peer() const override STITCH_EXCLUDES(mutex_);
   [[nodiscard]] bool defer(transport::DeferredWork& work) override STITCH_EXCLUDES(mutex_);
+  [[nodiscard]] bool within_host() const override {
+    return within_host_.load(std::memory_order_relaxed);
+  }
   void blocking_work_done() override STITCH_EXCLUDES(mutex_);
   void close(const Error& reason) override { events_.on_close(reason); }
   [[nodiscard]] std::string describe() const override STITCH_EXCLUDES(mutex_);
@@ -216,6 +219,7 @@ class Session final : public transport::Connection {
 
   // The first connection while it is in use, for those that take no lock.
   alignas(64) std::atomic<transport::Connection*> first_in_use_{nullptr};
+  std::atomic<bool> within_host_{false};  // of the connection that was attached last
   mutable base::Mutex mutex_;
   std::array<Stream, kStreams> streams_ STITCH_GUARDED_BY(mutex_);
   bool usable_ STITCH_GUARDED_BY(mutex_) = false;  // the connection has got all that was kept

@@ -41,6 +41,7 @@ void Session::attach(const ConnectionPtr& connection, std::uint64_t generation,
     ++connections_;
     generation_ = generation;
     usable_ = false;
+    within_host_.store(connection->within_host(), std::memory_order_relaxed);
     former = std::exchange(current_, connection);
     first_in_use_.store(current_ == first_ ? first_.get() : nullptr, std::memory_order_release);
     for (std::size_t i = 0; i < kStreams; ++i) {

@@ -102,7 +102,7 @@ struct OutMessage {
   }
   std::vector<std::unique_ptr<Attachment>> attachments;
   bool refuse_when_full = false;  // a request: not made where it would have to wait
-  bool ahead = false;             // a request: not behind calls of the program that wait for room
+  bool ahead = false;  // a small request, not behind calls of the program that wait for room
 };
 
 // Where a tensor of a received message was put, and where it was at its sender. Only for tensors

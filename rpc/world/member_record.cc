@@ -35,7 +35,7 @@ std::string process_token() {
 // Before the name of a host whose kernel does not say which one it is.
 constexpr std::string_view kHostName = "name:";
 
-// Names one kernel, one network namespace and one monotonic clock.
+// Names one kernel and one network namespace.
 std::string host_token() {
   std::string boot;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
@@ -43,7 +43,7 @@ std::string host_token() {
     char name[256] = {};
     if (gethostname(name, sizeof(name) - 1) == 0) boot = std::string(kHostName) + name;
   }
-  return boot + namespace_of_this_process("net") + namespace_of_this_process("time");
+  return boot + namespace_of_this_process("net");
 }
 
 // As make_endpoints() finds it out.
@@ -92,8 +92,9 @@ MemberRecord describe_this_worker(const Options& options) {
       {cuda_device_count(), parse_device_maps(options.device_maps), TensorTransfers::possible()}};
 }
 
-bool share_clock(const MemberRecord& self, const MemberRecord& other) {
-  return self.host == other.host && !self.host.empty() && !self.host.starts_with(kHostName);
+bool on_same_host(const MemberRecord& self, const MemberRecord& other) {
+  return self.process == other.process ||
+         (self.host == other.host && !self.host.empty() && !self.host.starts_with(kHostName));
 }
 
 bool within_reach(const std::string& address, const MemberRecord& self, const MemberRecord& other) {

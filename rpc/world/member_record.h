@@ -19,8 +19,8 @@ struct MemberRecord {
   std::int64_t world_size = 0;  // the most there may be
   std::int64_t founders = 0;    // how many the world starts with
   std::string process;          // equal for workers of one process, and only for those
-  std::string host;    // equal for workers that reach one another on 127.0.0.1 and have one clock
-  std::string memory;  // equal for workers that can meet over shared memory; empty: cannot
+  std::string host;             // equal for workers that reach one another on 127.0.0.1
+  std::string memory;           // equal for workers that can meet over shared memory; empty: cannot
   bool prefers_memory = false;  // to any transport but loopback within a process
   WorkerDevices devices{};
 
@@ -33,8 +33,9 @@ struct MemberRecord {
 // could share it.
 [[nodiscard]] MemberRecord describe_this_worker(const Options& options);
 
-// Whether the monotonic clocks of both are one, as far as is known.
-[[nodiscard]] bool share_clock(const MemberRecord& self, const MemberRecord& other);
+// Whether both run under one kernel, as far as their records say: those of virtual machines that
+// were restored from one snapshot say so, too.
+[[nodiscard]] bool on_same_host(const MemberRecord& self, const MemberRecord& other);
 
 // Whether `self` can connect to an address of `other`, as far as hosts and users decide.
 [[nodiscard]] bool within_reach(const std::string& address, const MemberRecord& self,

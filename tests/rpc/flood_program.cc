@@ -1,6 +1,7 @@
 // A fast caller and a slow callee, for flood_test.cc: each watches its own memory. Arguments: what
 // travels ("calls", "tensors", "tensors without a pool", "tensors of all sizes", "notify"), and for
-// how many seconds.
+// how many seconds. "replies" and "replies of coroutines": small calls whose results are large, and
+// a caller that reads slowly.
 #include <ATen/ATen.h>
 #include <unistd.h>
 
@@ -13,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "stitch/base/mutex.h"
 #include "stitch/rpc/worker.h"
 
 namespace {
@@ -61,6 +63,30 @@ void begin() { begun = true; }
 void take_text(const std::string&) { std::this_thread::sleep_for(1ms); }
 void take_tensor(const at::Tensor&) { std::this_thread::sleep_for(20ms); }
 
+at::Tensor make_tensor(std::int64_t bytes) { return at::ones({bytes}, at::kByte); }
+// Those that wait here end together.
+stitch::base::Mutex together_mutex;
+std::vector<stitch::Promise<void>> together STITCH_GUARDED_BY(together_mutex);
+stitch::Future<at::Tensor> make_tensor_later(std::int64_t bytes) {
+  const stitch::Promise<void> promise;
+  {
+    const stitch::base::MutexLock lock(together_mutex);
+    together.push_back(promise);
+  }
+  co_await promise.future();
+  co_return make_tensor(bytes);
+}
+void end_together() {
+  for (;; std::this_thread::sleep_for(200ms)) {
+    std::vector<stitch::Promise<void>> ended;
+    {
+      const stitch::base::MutexLock lock(together_mutex);
+      ended.swap(together);
+    }
+    for (const auto& each : ended) each.set_value();
+  }
+}
+
 void report(const char* who, Watch& watch, std::chrono::seconds duration) {
   std::this_thread::sleep_for(duration);
   std::printf("%s %zu KiB\n", who, watch.finish() >> 10);
@@ -79,7 +105,7 @@ void flood(const std::string& what, std::chrono::seconds duration) {
   stitch::rpc_sync<take_tensor>("worker1", tensor);
   stitch::rpc_sync<begin>("worker1");
   Watch watch;
-  static std::atomic<int> failed{0}, made{0};
+  static std::atomic<int> failed{0}, made{0}, answered{0};
   std::thread([&what, text, tensor, sizes] {
     const auto count_failure = [](const auto& future) {
       future.on_ready([future] { failed += future.has_error() ? 1 : 0; });
@@ -89,6 +115,18 @@ void flood(const std::string& what, std::chrono::seconds duration) {
         stitch::notify<take_text>({.to = "worker1", .timeout = 300s}, text);
       } else if (what == "calls") {
         count_failure(stitch::rpc_async<take_text>({.to = "worker1", .timeout = 300s}, text));
+      } else if (what.starts_with("replies")) {
+        const stitch::TargetOptions to{.to = "worker1", .timeout = 300s};
+        const auto reply = what == "replies" ? stitch::rpc_async<make_tensor>(to, 1 << 20)
+                                             : stitch::rpc_async<make_tensor_later>(to, 1 << 20);
+        // On the thread that reads.
+        reply.on_ready([reply] {
+          failed += reply.has_error() ? 1 : 0;
+          std::this_thread::sleep_for(5ms);
+          ++answered;
+        });
+        // So that waiting calls take little of the caller's own memory.
+        while (made - answered > 300) std::this_thread::sleep_for(1ms);
       } else {
         const auto size = sizes[static_cast<std::size_t>(made * 7) % sizes.size()];
         count_failure(stitch::rpc_async<take_tensor>({.to = "worker1", .timeout = 300s},
@@ -112,8 +150,10 @@ int main(int argc, char** argv) try {
   options.shutdown_timeout = std::chrono::seconds(1);
   const std::string what = argv[1];
   if (what == "tensors without a pool") options.receive_pool_bytes = 1;
+  if (what == "replies of coroutines") options.max_inflight_calls = 16;  // of 1 MiB
   const auto self = stitch::init(options);
   const std::chrono::seconds duration(std::stoi(argv[2]));
+  std::thread(&end_together).detach();
   if (self.rank() == 0) flood(what, duration);
   while (!begun) std::this_thread::sleep_for(1ms);
   Watch watch;

@@ -46,5 +46,7 @@ TEST(Floods, OfTensorsStayWithinTheLimit) { flood("tensors"); }
 TEST(Floods, OfTensorsWithoutAPoolStayWithinTheLimit) { flood("tensors without a pool"); }
 TEST(Floods, OfTensorsOfAllSizesStayWithinTheLimit) { flood("tensors of all sizes"); }
 TEST(Floods, OfOneWayCallsStayWithinTheLimit) { flood("notify"); }
+TEST(Floods, OfRepliesStayWithinTheLimit) { flood("replies"); }
+TEST(Floods, OfRepliesThatComeTogetherStayWithinTheLimit) { flood("replies of coroutines"); }
 
 }  // namespace

@@ -103,6 +103,10 @@ class FaultyConnection final : public Connection,
     const auto behind = inner();
     return behind && behind->holds_back();
   }
+  [[nodiscard]] bool within_host() const override {
+    const auto behind = inner();
+    return behind && behind->within_host();
+  }
   void trim() noexcept override {
     if (const auto behind = inner()) behind->trim();
   }

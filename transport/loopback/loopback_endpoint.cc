@@ -128,6 +128,7 @@ class LoopbackConnection final : public HandshakingConnection {
   void send(Message message, SendDone done) override;
   [[nodiscard]] std::string describe() const override { return name_; }
   [[nodiscard]] bool no_process_listens() const override { return no_process_listens_.load(); }
+  [[nodiscard]] bool within_host() const override { return true; }
   // At the end of an attempt, before finish_reading(): no endpoint is there.
   void set_no_process_listens() noexcept { no_process_listens_.store(true); }
   [[nodiscard]] LoopbackEndpointState& endpoint() noexcept { return *endpoint_; }

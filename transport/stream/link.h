@@ -44,6 +44,8 @@ class Link {
   // Whether others than the two processes and their user may read or change its bytes, so that it
   // must be sealed when there is a secret.
   [[nodiscard]] virtual bool exposed() const noexcept { return true; }
+  // As Connection::within_host().
+  [[nodiscard]] virtual bool within_host() const noexcept { return false; }
   // Whether write() has taken bytes that are not sent yet. flush_output() sends them, as far as
   // there is room: true when all are sent. Threads as write().
   [[nodiscard]] virtual bool holds_output() const noexcept { return false; }

@@ -128,6 +128,7 @@ class ShmLink final : public Link {
   int descriptor() const noexcept override { return socket_.get(); }
   bool cheap() const noexcept override { return true; }
   bool exposed() const noexcept override { return false; }
+  bool within_host() const noexcept override { return true; }
 
   std::size_t read(std::span<const iovec> parts) override {
     const std::size_t there = readable();

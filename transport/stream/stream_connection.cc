@@ -53,6 +53,7 @@ void StreamConnection::begin(std::unique_ptr<Link> link) {
     // Its first message is queued, and written once the poller watches: whatever the peer does from
     // then on is noticed.
     start();
+    within_host_.store(link->within_host(), std::memory_order_relaxed);
     if (!sender_.begin(std::move(link), link_to_read_)) return;
     cheap_ = link_to_read_->cheap();
     const int fd = link_to_read_->descriptor();

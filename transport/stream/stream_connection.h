@@ -49,6 +49,10 @@ class StreamConnection final : public HandshakingConnection,
     return unwatched_.load(std::memory_order_relaxed);
   }
 
+  [[nodiscard]] bool within_host() const override {
+    return within_host_.load(std::memory_order_relaxed);
+  }
+
   // Uses `link` from now on. Only drops it when the connection was closed meanwhile.
   void begin(std::unique_ptr<Link> link);
   // There will be no link. Does nothing when the connection was closed meanwhile.
@@ -116,6 +120,7 @@ class StreamConnection final : public HandshakingConnection,
   bool peer_gone_ = false;                    // what is left of it is read in any case
   std::atomic<bool> unwatched_{false};        // nothing is to be read for now; any thread may look
   std::atomic<bool> received_record_{false};  // a record has come
+  std::atomic<bool> within_host_{false};      // as the link's
   std::atomic<bool> no_process_listens_{false};  // at the address; before the end
   std::atomic<bool> paused_{false};              // by the owner
   std::atomic<bool> admitted_{false};            // the message that waits may begin

@@ -10,6 +10,8 @@
 #include <cstring>
 #include <utility>
 
+#include "stitch/transport/ip_address.h"
+
 namespace stitch::transport {
 
 namespace {
@@ -35,6 +37,15 @@ class TcpLink final : public Link {
 
   int descriptor() const noexcept override { return socket_.get(); }
   bool cheap() const noexcept override { return false; }
+  bool within_host() const noexcept override {
+    IpAddress here, there;
+    here.bytes = there.bytes = sizeof(sockaddr_storage);
+    return getsockname(socket_.get(), reinterpret_cast<sockaddr*>(&here.address), &here.bytes) ==
+               0 &&
+           getpeername(socket_.get(), reinterpret_cast<sockaddr*>(&there.address), &there.bytes) ==
+               0 &&
+           here.is_loopback() && there.is_loopback();
+  }
 
   std::size_t read(std::span<const iovec> parts) override {
     msghdr message{};
