@@ -5,8 +5,8 @@
 #include <optional>
 #include <utility>
 
-#include "stitch/base/freed_memory.h"
 #include "stitch/base/byte_io.h"
+#include "stitch/base/freed_memory.h"
 #include "stitch/base/name_list.h"
 #include "stitch/base/recycler.h"
 #include "stitch/rpc/agent/post_where_read.h"

@@ -211,7 +211,8 @@ TEST_F(DeadlineFaults, StopTheHandlerOfASilentCaller) {
           return fate;
         });
     EXPECT_EQ(error_of([] {
-                // It has to begin before this has passed, and then the time until the stop is short.
+                // It has to begin before this has passed, and then the time until the stop is
+                // short.
                 stitch::rpc_sync<wait_for_stop>({.to = "worker1", .timeout = 300ms});
               }).code(),
               ErrorCode::timeout);

@@ -71,7 +71,8 @@ ErrorCode short_call(const std::string& worker) {
       .code();
 }
 
-// Over transports that do not leave the host: what worker 0 sends takes kDelay. Its CANCEL comes after the request, too.
+// Over transports that do not leave the host: what worker 0 sends takes kDelay. Its CANCEL comes
+// after the request, too.
 class RequestsOnTheWay : public testing::Test {
  protected:
   void SetUp() override {
