@@ -131,7 +131,7 @@ void decode_arguments(rpc::IncomingCall& call, std::tuple<Params...>& arguments)
 // What waits for the future that a function has returned.
 template <class Result, class Arguments, class Delivery>
 struct AwaitedResult {
-  Result future;
+  std::shared_ptr<Interest> interest;
   std::shared_ptr<Arguments> arguments;
   Delivery delivery;
 };
@@ -177,19 +177,23 @@ void run_function(const std::shared_ptr<rpc::IncomingCall>& call, Invoke invoke,
       awaited->arguments = std::move(arguments);
       awaited->delivery = std::move(delivery);
       deliver = &awaited->delivery;
-      awaited->future = std::move(future);
+      const auto state = future.shared_state();
+      awaited->interest = make_interest(state);
+      future = {};
       if constexpr (std::is_same_v<Delivery, ReplyDelivery>) {
-        if (!awaited->future.ready()) rpc::stops_with(*call, awaited->future.outcome());
+        if (!state->ready()) rpc::stops_with(*call, awaited->interest);
       }
-      awaited->future.on_ready([awaited] {
+      state->on_ready([awaited] {
         Delivery& delivery = awaited->delivery;
         awaited->arguments.reset();  // what they hold is destroyed before the answer is sent
+        const Result future(
+            std::static_pointer_cast<FutureState<UnwrapT<Result>>>(awaited->interest->state()));
         try {
           if constexpr (std::is_void_v<UnwrapT<Result>>) {
-            awaited->future.get();
+            future.get();
             delivery.value();
           } else {
-            delivery.value(awaited->future.get());
+            delivery.value(future.get());
           }
         } catch (const rpc::CallRefused& refused) {
           delivery.refused(refused);

@@ -69,9 +69,9 @@ void abandon_call(const std::weak_ptr<Agent>& agent, std::uint64_t call_id);
 void fail(IncomingCall& call, const Error& error);
 void fail_in_handler(IncomingCall& call, const std::exception_ptr& exception);
 void others_poll(IncomingCall& call) noexcept;
-// When the call is asked to stop, so is the work behind `outcome` (a coroutine, a call), unless
-// more than one hold it. REQUIRES: one does.
-void stops_with(IncomingCall& call, std::weak_ptr<detail::FutureStateBase> outcome);
+// When the call is asked to stop, it gives up that interest in its result: the work behind it (a
+// coroutine, a call) stops, unless others hold it.
+void stops_with(IncomingCall& call, std::weak_ptr<detail::Interest> result);
 // `encode(what, archive)` writes the result.
 void reply(IncomingCall& call, void (*encode)(void* what, OutArchive& archive), void* what);
 // Without a result.

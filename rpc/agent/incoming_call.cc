@@ -209,24 +209,27 @@ void IncomingCall::hold_until_done() noexcept {
 }
 
 void IncomingCall::request_stop() {
-  const bool first = !stop_->requested();
   if (auto source = stop_->raise()) agent_->served_calls().stop_callbacks().run(std::move(*source));
-  std::shared_ptr<detail::FutureStateBase> work;
-  {
-    base::MutexLock lock(work_mutex_);
-    work = work_.lock();
-  }
-  if (work && first) static_cast<void>(work->give_up(1));
+  give_up_work();
   drop();
 }
 
-void IncomingCall::stops_with(std::weak_ptr<detail::FutureStateBase> outcome) {
+void IncomingCall::stops_with(std::weak_ptr<detail::Interest> result) {
   {
     base::MutexLock lock(work_mutex_);
-    work_ = outcome;
+    work_ = std::move(result);
   }
-  if (!stop_->requested()) return;  // else request_stop() may have been too early
-  if (const auto work = outcome.lock()) static_cast<void>(work->give_up(1));
+  if (stop_->requested()) give_up_work();  // request_stop() may have been too early
+}
+
+void IncomingCall::give_up_work() {
+  std::shared_ptr<detail::Interest> work;
+  {
+    base::MutexLock lock(work_mutex_);
+    work = work_.lock();
+    if (!work || std::exchange(work_given_up_, true)) return;
+  }
+  work->cancel(detail::Cancel::own_work);
 }
 
 void IncomingCall::await_turn() {

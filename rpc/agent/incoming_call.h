@@ -151,9 +151,8 @@ class IncomingCall : public std::enable_shared_from_this<IncomingCall> {
   // answer, on the thread in run().
   void others_poll() noexcept { polls_after_answer_ = false; }
 
-  // When its stop is requested, so is that of the work behind `outcome`, unless that has more than
-  // one hold. REQUIRES: it has one.
-  void stops_with(std::weak_ptr<detail::FutureStateBase> outcome) STITCH_EXCLUDES(work_mutex_);
+  // When its stop is requested, gives up that interest in its result, once.
+  void stops_with(std::weak_ptr<detail::Interest> result) STITCH_EXCLUDES(work_mutex_);
   // Requests stop of the handler's stop token. Stop callbacks run on dedicated threads.
   void request_stop();
   // The call will not be answered.
@@ -162,6 +161,7 @@ class IncomingCall : public std::enable_shared_from_this<IncomingCall> {
 
  private:
   void prepare();
+  void give_up_work() STITCH_EXCLUDES(work_mutex_);
   void leave() noexcept { thread_.store(0, std::memory_order_relaxed); }
   // Answers a call that will not be run, and frees its message.
   void drop() noexcept;
@@ -215,7 +215,8 @@ class IncomingCall : public std::enable_shared_from_this<IncomingCall> {
   std::atomic<bool> queued_{false};
   std::atomic<std::uint64_t> object_{0};
   base::Mutex work_mutex_;
-  std::weak_ptr<detail::FutureStateBase> work_ STITCH_GUARDED_BY(work_mutex_);
+  std::weak_ptr<detail::Interest> work_ STITCH_GUARDED_BY(work_mutex_);
+  bool work_given_up_ STITCH_GUARDED_BY(work_mutex_) = false;
   PeerFlow* flow_ = nullptr;
   bool held_ended_ = false;  // by who answers, or by the destructor
   enum class Turn : std::uint8_t { none, awaited, begun, dropped };

@@ -26,14 +26,24 @@ void Awaiting::stop() {
   if ((before & kRegistered) != 0 && (before & kToStop) == 0) stop_now();
 }
 
+void Awaiting::has_value() {
+  // Its work completed before it could be stopped. kToStop is set before that is tried.
+  if ((state_.load(std::memory_order_acquire) & kToStop) != 0) stop_next();
+}
+
+// Once: the coroutine may await several more.
+void Awaiting::stop_next() {
+  if ((state_.fetch_or(kNextStops, std::memory_order_acq_rel) & kNextStops) != 0) return;
+  if (const auto coroutine = coroutine_.lock()) static_cast<void>(coroutine->stop_coroutine());
+}
+
 void Awaiting::stop_now() {
   const auto awaited = awaited_.lock();
   const auto given_up = awaited ? awaited->give_up(own_) : FutureStateBase::GivenUp::complete;
   if (given_up == FutureStateBase::GivenUp::stopping) return;  // its end resumes the coroutine
   if (given_up == FutureStateBase::GivenUp::complete ||
       (state_.fetch_or(kGoesOn, std::memory_order_acq_rel) & kGoesOn) != 0) {
-    // The coroutine is about to go on with the outcome: what it awaits next stops.
-    if (const auto coroutine = coroutine_.lock()) static_cast<void>(coroutine->stop_coroutine());
+    stop_next();  // the coroutine goes on with the outcome
     return;
   }
   stopped_ = true;

@@ -36,17 +36,20 @@ class Awaiting {
   void stop();
   // For the coroutine, once it goes on: it was asked to stop, and has no outcome.
   [[nodiscard]] bool stopped() const noexcept { return stopped_; }
+  // The same: it has a value. If it was asked to stop, what it awaits next stops.
+  void has_value();
 
  private:
   void complete();
   void stop_now();
+  void stop_next();
 
   const std::weak_ptr<FutureStateBase> awaited_;
   const unsigned own_;
   const std::weak_ptr<FutureStateBase> coroutine_;  // empty for a coroutine of another kind
   rpc::Continuation rest_;
   CallbackList::iterator completion_;
-  static constexpr unsigned kRegistered = 1, kToStop = 2, kGoesOn = 4;
+  static constexpr unsigned kRegistered = 1, kToStop = 2, kGoesOn = 4, kNextStops = 8;
   std::atomic<unsigned> state_{0};
   bool stopped_ = false;  // written before rest_ runs
 };
@@ -59,8 +62,9 @@ class FutureAwaiter {
   FutureAwaiter(Future<T> future, const void* variable)
       : future_(std::move(future)), variable_(variable) {}
   [[nodiscard]] bool await_ready() const noexcept { return future_.ready(); }
+  // Not inlined: its locals must not be in the frame, which may be gone before it returns.
   template <class P>
-  void await_suspend(std::coroutine_handle<P> coroutine) {
+  [[gnu::noinline]] void await_suspend(std::coroutine_handle<P> coroutine) {
     rpc::ExecutionContext inside = rpc::ExecutionContext::captured();
     unsigned own = 1;
     if constexpr (requires { coroutine.promise().await(inside); }) {
@@ -79,8 +83,9 @@ class FutureAwaiter {
     // finish the coroutine and free everything here.
     if constexpr (requires { coroutine.promise().outside(); })
       rpc::ExecutionContext::current() = coroutine.promise().outside();
+    const auto state = future_.shared_state();
     try {
-      future_.shared_state()->on_ready(std::move(completion));
+      state->on_ready(std::move(completion));
     } catch (...) {
       // Thrown by a callback, which must not throw; the coroutine may have ended meanwhile.
     }
@@ -90,7 +95,10 @@ class FutureAwaiter {
   }
   T await_resume() {
     if (outcome_) outcome_->clear_awaited();
-    if (awaiting_ && awaiting_->stopped()) throw_stopped();
+    if (awaiting_) {
+      if (awaiting_->stopped()) throw_stopped();
+      if (!future_.has_error()) awaiting_->has_value();
+    }
     return std::move(future_).get();
   }
 
@@ -157,7 +165,7 @@ class CoroutinePromiseBase {
   std::exception_ptr thrown_;
 
  private:
-  static constexpr std::size_t kBeforeFrame = __STDCPP_DEFAULT_NEW_ALIGNMENT__;
+  static constexpr std::size_t kBeforeFrame = 64;  // recycled blocks are aligned so
   [[nodiscard]] static std::size_t size_of(const std::byte* frame) noexcept {
     return *std::launder(reinterpret_cast<const std::size_t*>(frame - kBeforeFrame));
   }

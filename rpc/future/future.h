@@ -160,8 +160,8 @@ class [[nodiscard]] Future {
         });
     rpc::Continuation continuation(
         rpc::ExecutionContext::captured(),
-        [interest = std::move(interest), fn = Fn(std::forward<F>(fn)),
-         promise = std::move(promise)]() mutable {
+        [interest, fn = Fn(std::forward<F>(fn)), promise = std::move(promise)]() mutable {
+          if (!interest->begin()) return;
           auto source = std::static_pointer_cast<detail::FutureState<T>>(interest->state());
           interest.reset();
           Future done(std::move(source));
@@ -170,8 +170,8 @@ class [[nodiscard]] Future {
                              ? done.state_.get()
                              : nullptr);
         });
-    state_->on_ready(
-        [continuation = std::move(continuation)]() mutable { std::move(continuation).run(); });
+    interest->watch(detail::FutureStateBase::one_callback(
+        [continuation = std::move(continuation)]() mutable { std::move(continuation).run(); }));
     return result;
   }
 
@@ -195,7 +195,10 @@ class [[nodiscard]] Future {
   // A coroutine that is asked to stop meanwhile (its own future is cancelled, its caller gives up)
   // asks the work behind the future to stop and goes on with its outcome. Where others hold the
   // future, too, or nothing is known that could stop its work (a promise without on_cancel()), the
-  // work goes on and co_await throws `cancelled`; the last one to drop the future stops it then.
+  // work goes on and co_await throws `cancelled`; the last one to drop the future stops it then. A
+  // future that is itself a variable or parameter of the coroutine is its own; one in a container
+  // counts as held by others, so a child in there that works on variables of the coroutine may
+  // outlive them.
   detail::FutureAwaiter<T> operator co_await() const& {
     static_cast<void>(state("co_await"));
     return detail::FutureAwaiter<T>(*this, this);
@@ -276,11 +279,14 @@ class Promise {
   bool set_error(Error error) const {
     return set_exception(std::make_exception_ptr(std::move(error)));
   }
-  // What Future::cancel() calls, on the cancelling thread; what it throws is dropped.
-  void on_cancel(base::UniqueFunction<void()> canceller) const {
+  // What Future::cancel() calls, on the cancelling thread; also what stops the work once all that
+  // held the future have dropped it, one of them a coroutine that was asked to stop, on the thread
+  // that dropped it last. What it throws is dropped.
+  template <class F>
+  requires(std::is_invocable_v<std::decay_t<F>&>) void on_cancel(F&& canceller) const {
     holder("on_cancel()")
-        .state->set_canceller(
-            [canceller = std::move(canceller)](detail::Cancel) mutable { canceller(); });
+        .state->set_canceller([canceller = std::decay_t<F>(std::forward<F>(canceller))](
+                                  detail::Cancel) mutable { canceller(); });
   }
   // For the layers below: the state of the future.
   [[nodiscard]] const std::shared_ptr<detail::FutureState<T>>& shared_state() const {
@@ -332,8 +338,9 @@ class Promise {
     if (!followed.valid()) throw Error(ErrorCode::invalid_argument, detail::kReturnedEmptyFuture);
     auto interest = detail::make_interest(followed.state_.shared());
     holder_->state->set_canceller([interest](detail::Cancel how) { interest->cancel(how); });
-    followed.on_ready([promise = *this, source = followed.state_.shared()] {
-      const Future<T> inner(source);
+    interest->watch(detail::FutureStateBase::one_callback([promise = *this, interest] {
+      if (!interest->begin()) return;
+      const Future<T> inner(std::static_pointer_cast<detail::FutureState<T>>(interest->state()));
       try {
         if (inner.has_error()) {
           promise.set_exception(inner.state_->exception());
@@ -346,7 +353,7 @@ class Promise {
       } catch (...) {  // the value could not be copied
         promise.set_exception(std::current_exception());
       }
-    });
+    }));
   }
 
   std::shared_ptr<Holder> holder_;

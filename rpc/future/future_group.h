@@ -74,6 +74,14 @@ class GroupInterest {
   void operator()(Cancel how) const {
     for (const auto& member : in_) member->cancel(how);
   }
+  // Has `callback` called once the member at `index` is complete, unless it is given up.
+  template <class Callback>
+  void watch(std::size_t index, Callback callback) const {
+    const auto& member = in_[index];
+    member->watch(FutureStateBase::one_callback([member, callback = std::move(callback)]() mutable {
+      if (member->begin()) callback();
+    }));
+  }
 
  private:
   std::vector<std::shared_ptr<Interest>> in_;
@@ -126,14 +134,15 @@ template <class T>
       }
     });
   };
-  promise.set_canceller(detail::GroupInterest(futures));
+  const detail::GroupInterest interest(futures);
+  promise.set_canceller(interest);
   if (members->empty()) {
     finish();
     return result;
   }
   auto countdown = std::make_shared<detail::GroupCountdown>(members->size());
-  for (const auto& member : *members) {
-    member->on_ready([countdown, finish, promise, &member] {
+  for (std::size_t i = 0; i < members->size(); ++i) {
+    interest.watch(i, [countdown, finish, promise, &member = (*members)[i]] {
       if (!countdown->arrive(detail::error_in<T>(member))) return;
       if (auto failure = countdown->failure()) {
         promise.set_exception(failure);
@@ -156,9 +165,11 @@ template <class... Ts>
   const auto members =
       std::make_shared<const std::tuple<detail::StateOf<Ts>...>>(futures.shared_state()...);
   auto countdown = std::make_shared<detail::GroupCountdown>(sizeof...(Ts));
-  promise.set_canceller(detail::GroupInterest(futures...));
+  const detail::GroupInterest interest(futures...);
+  promise.set_canceller(interest);
+  std::size_t index = 0;
   const auto watch = [&]<class T>(const detail::StateOf<T>& member) {
-    member->on_ready([countdown, members, promise, &member] {
+    interest.watch(index++, [countdown, members, promise, &member] {
       if (!countdown->arrive(detail::error_in<T>(member))) return;
       if (auto failure = countdown->failure()) {
         promise.set_exception(failure);
@@ -183,8 +194,9 @@ namespace detail {
 // Completes `promise` with what `make` makes of the member, unless another member was first.
 template <class Value, class T, class Make>
 void offer_to_any(const Promise<Value>& promise, const std::shared_ptr<std::atomic_flag>& taken,
-                  const StateOf<T>& member, Make make) {
-  member->on_ready([promise, taken, state = member, make] {
+                  const GroupInterest& interest, std::size_t index, const StateOf<T>& member,
+                  Make make) {
+  interest.watch(index, [promise, taken, state = member, make] {
     if (promise.shared_state()->ready() || taken->test_and_set()) return;
     promise.fulfil([&]() -> Value { return make(Future<T>(state)); });
   });
@@ -212,10 +224,11 @@ template <class T>
   detail::require_members("when_any()", futures);
   Promise<Value> promise;
   auto result = promise.future();
-  promise.set_canceller(detail::GroupInterest(futures));
+  const detail::GroupInterest interest(futures);
+  promise.set_canceller(interest);
   const auto taken = std::make_shared<std::atomic_flag>();
   for (std::size_t i = 0; i < futures.size(); ++i) {
-    detail::offer_to_any<Value, T>(promise, taken, futures[i].shared_state(),
+    detail::offer_to_any<Value, T>(promise, taken, interest, i, futures[i].shared_state(),
                                    [i](const Future<T>& member) -> Value {
                                      if constexpr (std::is_void_v<T>) {
                                        member.get();
@@ -242,12 +255,13 @@ requires(!(std::is_same_v<T, Ts> && ...))
                              typename detail::FutureState<Ts>::Stored...>;
   Promise<Value> promise;
   auto result = promise.future();
-  promise.set_canceller(detail::GroupInterest(first, others...));
+  const detail::GroupInterest interest(first, others...);
+  promise.set_canceller(interest);
   const auto taken = std::make_shared<std::atomic_flag>();
-  detail::offer_to_any<Value, T>(promise, taken, first.shared_state(),
+  detail::offer_to_any<Value, T>(promise, taken, interest, 0, first.shared_state(),
                                  &detail::alternative_of<0, Value, T>);
   [&]<std::size_t... I>(std::index_sequence<I...>) {
-    (detail::offer_to_any<Value, Ts>(promise, taken, others.shared_state(),
+    (detail::offer_to_any<Value, Ts>(promise, taken, interest, I + 1, others.shared_state(),
                                      &detail::alternative_of<I + 1, Value, Ts>),
      ...);
   }

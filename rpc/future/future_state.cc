@@ -219,7 +219,7 @@ void FutureStateBase::publish() {
     base::MutexLock lock(mutex_);
     ready_.store(true, std::memory_order_release);
     callbacks.swap(callbacks_);
-    canceller = std::move(canceller_);
+    if (!coroutine_) canceller = std::move(canceller_);  // its code may go on
     completed_.notify_all();
   }
   run_in_turn(std::move(callbacks));
@@ -232,8 +232,11 @@ void FutureStateBase::set_coroutine(std::shared_ptr<rpc::StopFlag> stop) {
 
 bool FutureStateBase::set_awaited(base::UniqueFunction<void(Cancel)> stop) {
   base::MutexLock lock(mutex_);
-  canceller_ = std::move(stop);
-  return !std::exchange(asked_to_stop_, false);
+  // Not kept then: it would stop this once more instead of what is awaited next.
+  if (std::exchange(asked_to_stop_, false)) return false;
+  std::swap(canceller_, stop);
+  lock.unlock();  // before the former one is destroyed
+  return true;
 }
 
 void FutureStateBase::clear_awaited() {
@@ -248,7 +251,7 @@ bool FutureStateBase::stop_coroutine() {
   std::shared_ptr<rpc::StopFlag> stop;
   {
     base::MutexLock lock(mutex_);
-    if (ready() || !coroutine_) return ready();
+    if (!coroutine_) return false;
     stop = coroutine_;
     canceller = std::move(canceller_);
     if (!canceller) asked_to_stop_ = true;
@@ -295,7 +298,8 @@ void FutureStateBase::hand_over_memory() const { rpc::use_on_current_streams(*ar
 
 void FutureStateBase::set_canceller(base::UniqueFunction<void(Cancel)> canceller) {
   base::MutexLock lock(mutex_);
-  if (!ready()) canceller_ = std::move(canceller);
+  if (!ready()) std::swap(canceller_, canceller);
+  lock.unlock();  // before the former one is destroyed
 }
 
 }  // namespace stitch::detail

@@ -126,8 +126,9 @@ class FutureStateBase {
   // to stop while it awaited nothing: it is to be stopped now, once.
   [[nodiscard]] bool set_awaited(base::UniqueFunction<void(Cancel)> stop) STITCH_EXCLUDES(mutex_);
   void clear_awaited() STITCH_EXCLUDES(mutex_);
-  // Stops what the coroutine behind this state awaits, which ends it in turn. False, and nothing
-  // is done, when it is not a coroutine that has awaited something.
+  // Stops what the coroutine behind this state awaits, which ends it in turn, or what it awaits
+  // next; also where its future has been cancelled, and its code goes on. False, and nothing is
+  // done, when it is not a coroutine that has awaited something.
   bool stop_coroutine() STITCH_EXCLUDES(mutex_);
 
   // What cancel() calls; dropped at completion.
@@ -178,29 +179,46 @@ class FutureStateBase {
   bool asked_to_stop_ STITCH_GUARDED_BY(mutex_) = false;
 };
 
-// The hold of what takes part in an outcome for a future of its own: a then(), a group. Shared by
-// its canceller and its callback. Thread contract: any thread.
+// The hold of what takes part in an outcome for a future of its own: a then(), a group, a served
+// call. Shared by its canceller and its callback, which come to an agreement: what is given up does
+// not begin any more. Thread contract: any thread.
 class Interest {
  public:
   explicit Interest(std::shared_ptr<FutureStateBase> in) : in_(std::move(in)) { in_->add_hold(); }
   ~Interest() {
-    if (held_.load(std::memory_order_relaxed)) in_->drop_hold();
+    if (step_.load(std::memory_order_relaxed) != Step::given_up) in_->drop_hold();
   }
   Interest(const Interest&) = delete;
   Interest& operator=(const Interest&) = delete;
   [[nodiscard]] const std::shared_ptr<FutureStateBase>& state() const noexcept { return in_; }
+  // Has `callback`, which calls begin() before it does anything, called once the state is complete.
+  void watch(CallbackList callback) {
+    callback_ = callback.begin();
+    in_->on_ready(std::move(callback));
+    watches_.store(true, std::memory_order_release);
+  }
+  // False: it has been given up.
+  [[nodiscard]] bool begin() noexcept {
+    Step held = Step::held;
+    return step_.compare_exchange_strong(held, Step::begun, std::memory_order_acq_rel);
+  }
   void cancel(Cancel how) {
+    Step held = Step::held;
     if (how == Cancel::all) {
       in_->cancel();
-    } else if (held_.exchange(false, std::memory_order_relaxed)) {
+    } else if (step_.compare_exchange_strong(held, Step::given_up, std::memory_order_acq_rel)) {
+      if (watches_.load(std::memory_order_acquire)) in_->remove(callback_);
       in_->stop_once_unheld();
       in_->drop_hold();
     }
   }
 
  private:
+  enum class Step : unsigned char { held, begun, given_up };
   const std::shared_ptr<FutureStateBase> in_;
-  std::atomic<bool> held_{true};
+  std::atomic<Step> step_{Step::held};
+  std::atomic<bool> watches_{false};
+  CallbackList::iterator callback_;  // constant once it watches
 };
 [[nodiscard]] inline std::shared_ptr<Interest> make_interest(std::shared_ptr<FutureStateBase> in) {
   return std::allocate_shared<Interest>(base::RecyclingAllocator<Interest>(), std::move(in));
