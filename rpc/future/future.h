@@ -186,8 +186,6 @@ class [[nodiscard]] Future {
   [[nodiscard]] const std::shared_ptr<detail::FutureState<T>>& shared_state() const noexcept {
     return state_.shared();
   }
-  // For the layers below: the outcome to come. REQUIRES: valid().
-  [[nodiscard]] std::weak_ptr<detail::FutureStateBase> outcome() const { return state_.shared(); }
   // For the layers below: a future of an outcome that `state` will hold.
   explicit Future(std::shared_ptr<detail::FutureState<T>> state) : state_(std::move(state)) {}
 
