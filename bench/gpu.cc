@@ -46,7 +46,7 @@ std::optional<Route> route_of(const std::string& path) {
     if (GpuLibraries::of_process().nccl() == nullptr) return std::nullopt;
     return Route{0, devices() > 1 ? 1 : 0, false};
   }
-  return Route{0, 0, false};  // ipc, staging
+  return Route{0, 0, false};  // ipc, shared, staging
 }
 
 // Each worker passes for one on another host.
@@ -56,20 +56,15 @@ ProcessIdentity on_hosts_of_their_own(std::uint32_t worker) {
   return identity;
 }
 
-// Leaves the workers of this process no other path than that of the measure. Before NCCL is loaded
-// and a world is joined; once, and for good: it is a process of one measure.
+// Leaves the workers of this process no other path than that of the measure. Before a world is
+// joined; once, and for good: it is a process of one measure.
 void leave_only(const Side& side, bool one_device) {
-  const bool staging = side.path() == "staging";
-  const bool sockets = side.path() == "nccl" && one_device;
-  if (!staging && !sockets) return;
+  if (side.path() == "local") return;
+  setenv("STITCH_GPU_PATHS", side.path().c_str(), 1);
+  if (side.path() != "nccl" || !one_device) return;
   static DeviceBridge bridge = *stitch::rpc::device_bridge();
   bridge.identity = &on_hosts_of_their_own;
   stitch::rpc::set_device_bridge(&bridge);
-  if (staging) {
-    static const GpuLibraries without(GpuLibraries::of_process().cuda(), nullptr,
-                                      "left out by the measure");
-    static const GpuLibraries::Override override(without);
-  }
 }
 
 // NCCL takes one GPU twice where it sees two hosts, which then have only sockets between them.
@@ -131,7 +126,7 @@ void measure_copies(const Side& side, const Route& route) {
     if (side.path() == "peer") {
       report("memcpy_peer", ceilings.peer_copy(route.from, route.to, bytes));
     }
-    if (side.path() == "staging") {
+    if (side.path() == "shared" || side.path() == "staging") {
       const double to_host = ceilings.to_host(route.from, bytes);
       const double from_host = ceilings.from_host(route.to, bytes);
       report("to_host", to_host);
@@ -271,10 +266,10 @@ void second(Side& side) {
 Measure gpu() {
   return {.name = "gpu",
           .about =
-              "tensors on GPUs by each path: local, peer, ipc, nccl, staging; --sizes MiB and "
-              "small ones, beside plain copies and NCCL; needs a CUDA device",
+              "tensors on GPUs by each path: local, peer, ipc, shared, nccl, staging; --sizes MiB "
+              "and small ones, beside plain copies and NCCL; needs a CUDA device",
           .needs_device = true,
-          .paths = {"local", "peer", "ipc", "nccl", "staging"},
+          .paths = {"local", "peer", "ipc", "shared", "nccl", "staging"},
           .first = &first,
           .second = &second};
 }

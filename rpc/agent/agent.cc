@@ -73,7 +73,8 @@ void Agent::start(std::unique_ptr<PeerTable> peers, const std::vector<Member>& m
        // What is sealed between workers is not sent in plain beside them.
        .unsealed =
            options_.encryption.value_or(transport::Encryption::off) == transport::Encryption::off ||
-           insecure_is_allowed()});
+           insecure_is_allowed(),
+       .paths = options_.gpu_paths});
   sender_.start(self, *peers_);
   dumps_.start(self);
   outgoing_calls_.start(self, *peers_, loop_);

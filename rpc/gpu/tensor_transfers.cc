@@ -4,6 +4,7 @@
 #include <c10/core/Allocator.h>
 #include <c10/core/StreamGuard.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <utility>
 
@@ -118,7 +119,14 @@ TensorTransfers::TensorTransfers(const WorkerInfo& self, TransferHooks hooks)
   DeviceTransfers::Options options;
   options.self = peer_id(self_);
   options.lanes = Lanes::of_process();
-  options.use_nccl = hooks_.unsealed;
+  const auto may_use = [&](const char* path) {
+    return hooks_.paths.empty() ||
+           std::find(hooks_.paths.begin(), hooks_.paths.end(), path) != hooks_.paths.end();
+  };
+  options.use_nccl = hooks_.unsealed && may_use("nccl");
+  options.use_peer = may_use("peer");
+  options.use_ipc = may_use("ipc");
+  options.use_shared = may_use("shared");
   if (bridge_.identity != nullptr) options.identity = bridge_.identity(self_.id.value());
   options.send_frame = [this](PeerId to, base::Bytes frame) {
     hooks_.send_frame(worker_of(to), std::move(frame));

@@ -1,6 +1,8 @@
 #pragma once
 
 #include <functional>
+#include <string>
+#include <vector>
 
 #include "stitch/base/bytes.h"
 #include "stitch/base/error.h"
@@ -18,6 +20,8 @@ struct TransferHooks {
   std::function<void(const WorkerInfo& to, const Error& why)> give_up;
   // Whether bytes may leave the host as they are: NCCL neither seals them nor asks who is there.
   bool unsealed = true;
+  // Options::gpu_paths.
+  std::vector<std::string> paths = {};
 };
 
 }  // namespace stitch::rpc

@@ -175,6 +175,7 @@ const std::vector<Variable>& variables() {
              [](const std::string& v) { return parse_bytes("STITCH_RECEIVE_POOL_BYTES", v); })},
       {"STITCH_DEVICE_MAPS",
        field(&Options::device_maps, [](const std::string& v) { return parse_device_maps(v); })},
+      {"STITCH_GPU_PATHS", field(&Options::gpu_paths, parse_list)},
       {"STITCH_DUMP_DIR", field(&Options::dump_dir, [](const std::string& v) { return v; })},
       {"STITCH_FAULT", field(&Options::fault, [](const std::string& v) { return v; })},
       // Read where they are used.
@@ -318,6 +319,7 @@ Options resolve_options(Options options) {
   check_choices("transports", options.transports,
                 {"loopback", "shm", "tcp", "tensorpipe-shm", "uv"});
   check_choices("channels", options.channels, {"basic", "cma"});
+  check_choices("gpu_paths", options.gpu_paths, {"peer", "ipc", "nccl", "shared", "staging"});
   static_cast<void>(rpc::parse_device_maps(options.device_maps));  // throws
   if (options.num_threads < 0)
     refuse("num_threads", std::to_string(options.num_threads), "a number from 0 on");

@@ -52,7 +52,7 @@ TEST_P(DirectProcesses, GoOnWhenOneIsKilledInTheMiddleOfATransfer) {
   EXPECT_GT(failed, 0);
 }
 
-INSTANTIATE_TEST_SUITE_P(By, DirectProcesses, ::testing::Values("staging", "ipc", "nccl"),
+INSTANTIATE_TEST_SUITE_P(By, DirectProcesses, ::testing::Values("staging", "ipc", "shared", "nccl"),
                          [](const auto& info) { return std::string(info.param); });
 
 }  // namespace

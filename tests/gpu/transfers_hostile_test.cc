@@ -159,12 +159,12 @@ TEST_F(Hostile, MemoryIsOfferedOnce) {
   TransfersWorld world({});
   world.await_path(0, 1, 1, 1, Path::ipc);
   const auto mapped = world.gpu.calls("ipc_open_mem_handle", 1);
-  EXPECT_TRUE(refused(world, encode(IpcOfferFrame{{1, 1, 0}, {}})));
+  EXPECT_TRUE(refused(world, encode(OutboxOfferFrame{Path::ipc, {1, 1, 0}, {}})));
   on_lane(world, [](Lane&) {});
   EXPECT_EQ(world.gpu.calls("ipc_open_mem_handle", 1), mapped);
   // Nor twice before the first has been mapped.
-  EXPECT_FALSE(refused(world, encode(IpcOfferFrame{{0, 1, 0}, {}})));
-  EXPECT_TRUE(refused(world, encode(IpcOfferFrame{{0, 1, 0}, {}})));
+  EXPECT_FALSE(refused(world, encode(OutboxOfferFrame{Path::ipc, {0, 1, 0}, {}})));
+  EXPECT_TRUE(refused(world, encode(OutboxOfferFrame{Path::ipc, {0, 1, 0}, {}})));
   (void)world.take_protocol_error();  // of worker 0, which has not offered that
 }
 

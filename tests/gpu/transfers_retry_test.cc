@@ -265,13 +265,15 @@ TEST(Retry, MemoryIsOfferedAgainOnlyAfterItWasRefusedOrClosed) {
            ErrorCode::protocol;
   };
   world.await_path(0, 1, 1, 1, Path::ipc);
-  EXPECT_TRUE(refused(encode(IpcOfferFrame{{1, 1, 1}, {}}))) << "while it is mapped";
+  EXPECT_TRUE(refused(encode(OutboxOfferFrame{Path::ipc, {1, 1, 1}, {}}))) << "while it is mapped";
   const auto closed = world.gpu.calls("ipc_close_mem_handle", 1);
-  world.transfers[1]->on_frame(0, encode(IpcBreakFrame{{1, 1, 7}, "not this one"}).span());
-  world.transfers[1]->on_frame(0, encode(IpcBreakFrame{{1, 1, 0}, "enough"}).span());
+  world.transfers[1]->on_frame(
+      0, encode(OutboxBreakFrame{Path::ipc, {1, 1, 7}, "not this one"}).span());
+  world.transfers[1]->on_frame(0, encode(OutboxBreakFrame{Path::ipc, {1, 1, 0}, "enough"}).span());
   ASSERT_TRUE(eventually([&] { return world.gpu.calls("ipc_close_mem_handle", 1) > closed; }));
   ASSERT_TRUE(eventually([&] { return failures(world, 0, 1, Path::ipc) == 1; }));
-  EXPECT_TRUE(refused(encode(IpcOfferFrame{{1, 1, 0}, {}}))) << "with a number it had";
+  EXPECT_TRUE(refused(encode(OutboxOfferFrame{Path::ipc, {1, 1, 0}, {}})))
+      << "with a number it had";
   world.expect_arrival(0, 1, 1, 1, 5000, 'a');
   EXPECT_GE(world.count(0, 1, Path::staging, true).messages, 1U);
 }

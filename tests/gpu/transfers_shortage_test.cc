@@ -59,7 +59,8 @@ TEST(Shortage, WhatAPeerOffersForADeviceIsRefusedWhenThereIsNoThreadForIt) {
   world.expect_arrival(0, 0, 1, 1, 5000, 'a');
   {
     const NoMoreThreads none;  // device 2 of worker 1 has none yet
-    EXPECT_NO_THROW(world.transfers[1]->on_frame(0, encode(IpcOfferFrame{{0, 2, 0}, {}}).span()));
+    EXPECT_NO_THROW(
+        world.transfers[1]->on_frame(0, encode(OutboxOfferFrame{Path::ipc, {0, 2, 0}, {}}).span()));
     EXPECT_NO_THROW(world.transfers[1]->on_frame(
         0, encode(CommOpenFrame{{1, 2, 1}, nccl::version_code(2, 28, 9), 4096, {}}).span()));
     // Worker 0 is told, which has not offered anything.

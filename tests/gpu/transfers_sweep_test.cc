@@ -40,6 +40,8 @@ constexpr Call kCuda[] = {
     {"free"},
     {"host_alloc"},
     {"free_host"},
+    {"host_register"},
+    {"host_unregister"},
     {"memcpy_async"},
     {"memcpy_peer_async"},
     {"memset_async"},
@@ -72,6 +74,7 @@ class Sweep {
                 .max_delay = 0us,
                 .adjust = [&](std::size_t, DeviceTransfers::Options& options) {
                   options.use_nccl = way.path == Path::nccl;
+                  options.use_shared = way.path == Path::shared;
                   options.nccl_piece_bytes = 4096;
                   options.reopen_backoff = 1ms;
                   options.stall_timeout = 1s;
@@ -121,7 +124,7 @@ class Sweep {
   }
   void check_leaks() {
     const std::string function = call_.function;
-    constexpr std::size_t kOutbox = IpcOutbox::kPatternAt + IpcOutbox::kPatternBytes;
+    constexpr std::size_t kOutbox = OutboxLayout::bytes(Path::ipc);
     for (const int device : {0, 1}) {
       // An outbox that a peer has not closed is left to the end of its process.
       const std::size_t used = world_.gpu.device_memory_used(device);
@@ -129,7 +132,7 @@ class Sweep {
       EXPECT_EQ(used % kOutbox, 0U) << "device " << device;
       EXPECT_LE(used, way_.path == Path::ipc ? 2 * kOutbox : 0U) << "device " << device;
     }
-    if (function != "free_host") {
+    if (function != "free_host" && function != "host_unregister") {
       EXPECT_EQ(world_.gpu.pinned_memory_used(), 0U);
     }
     EXPECT_EQ(world_.gpu.live_events(), 0U);
@@ -161,16 +164,18 @@ constexpr Way kStaging{Path::staging, false, 1};
 constexpr Way kLocal{Path::local, true, 0};
 constexpr Way kPeer{Path::peer, true, 1};
 constexpr Way kIpc{Path::ipc, false, 0};
+constexpr Way kShared{Path::shared, false, 1};
 constexpr Way kNcclWay{Path::nccl, false, 1};
 
 TEST(Sweep, ByStagingEveryTransferEndsWhateverCallFails) { sweep(kStaging, kCuda); }
 TEST(Sweep, ByACopyOnTheDeviceEveryTransferEndsWhateverCallFails) { sweep(kLocal, kCuda); }
 TEST(Sweep, ByACopyBetweenDevicesEveryTransferEndsWhateverCallFails) { sweep(kPeer, kCuda); }
 TEST(Sweep, BySharedMemoryEveryTransferEndsWhateverCallFails) { sweep(kIpc, kCuda); }
+TEST(Sweep, BySharedHostMemoryEveryTransferEndsWhateverCallFails) { sweep(kShared, kCuda); }
 TEST(Sweep, ByNcclEveryTransferEndsWhateverCallOfCudaFails) { sweep(kNcclWay, kCuda); }
 TEST(Sweep, ByNcclEveryTransferEndsWhateverCallOfNcclFails) { sweep(kNcclWay, kNccl); }
 TEST(Sweep, ADeviceThatCannotBeSetUpFailsItsTransfers) {
-  for (const Way& way : {kStaging, kIpc, kNcclWay}) sweep(way, kFirst, false);
+  for (const Way& way : {kStaging, kIpc, kShared, kNcclWay}) sweep(way, kFirst, false);
 }
 
 }  // namespace

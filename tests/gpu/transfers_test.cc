@@ -105,6 +105,64 @@ TEST(Transfers, ProcessesOnOneDeviceShareMemoryOnceThatIsTested) {
   EXPECT_GE(world.count(1, 0, Path::ipc, false).bytes, 75 * kMiB);
 }
 
+void by_shared_memory(std::size_t, DeviceTransfers::Options& options) {
+  options.use_nccl = false;
+  options.use_shared = true;
+}
+
+TEST(Transfers, ProcessesOfOneHostShareItsMemoryOnceThatIsTested) {
+  TransfersWorld world({.workers = 3, .adjust = by_shared_memory});
+  world.await_path(0, 0, 1, 1, Path::shared);
+  world.await_path(1, 1, 0, 0, Path::shared);
+  world.await_path(0, 0, 2, 1, Path::shared);
+  world.expect_arrival(0, 0, 1, 1, 1, 'a');
+  // More than all slots, in both directions, beside others that need some.
+  const auto large = world.start(0, 0, 1, 1, 75 * kMiB + 3, 'b');
+  const auto back = world.start(1, 1, 0, 0, 17 * kMiB, 'c');
+  const auto other = world.start(0, 0, 2, 1, 9 * kMiB, 'e');
+  world.expect_arrival(0, 0, 1, 1, 5000, 'd');
+  for (const auto& transfer : {large, back, other}) {
+    world.wait(*transfer);
+    world.expect_bytes(*transfer);
+  }
+  EXPECT_GE(world.count(1, 0, Path::shared, false).bytes, 75 * kMiB);
+  // Its own memory once, whatever the number of peers, and that of the one peer that sends here.
+  EXPECT_EQ(world.gpu.calls("host_register", 0), 2U);
+}
+
+TEST(Transfers, WhereNcclIsOpenHostMemoryIsNotShared) {
+  TransfersWorld world({.adjust = [](std::size_t, DeviceTransfers::Options& options) {
+    options.use_shared = true;
+  }});
+  world.await_path(0, 0, 1, 1, Path::nccl);
+  world.await_path(0, 1, 1, 1, Path::ipc);
+  EXPECT_EQ(world.gpu.calls("host_register"), 0U);
+}
+
+TEST(Transfers, WhereIpcIsRefusedProcessesOnOneDeviceShareHostMemory) {
+  TransfersWorld world(
+      {.gpu = {.ipc = false}, .adjust = [](std::size_t, DeviceTransfers::Options& options) {
+         options.reopen_backoff = 1h;
+         options.use_shared = true;
+       }});
+  world.await_path(0, 1, 1, 1, Path::shared);
+  world.expect_arrival(0, 1, 1, 1, 9 * kMiB, 'a');
+}
+
+TEST(Transfers, WhereHostMemoryCannotBePinnedTransfersGoByStaging) {
+  for (const int refused_in : {0, 1}) {
+    TransfersWorld world({.adjust = [](std::size_t, DeviceTransfers::Options& options) {
+      options.use_nccl = false;
+      options.use_shared = true;
+      options.reopen_backoff = 1h;
+    }});
+    world.gpu.inject(refused_in, "host_register", cuda::kInvalidValue);
+    for (int i = 0; i < 4; ++i) world.expect_arrival(0, 0, 1, 1, 3 * kMiB, 'a');
+    EXPECT_EQ(world.count(0, 1, Path::staging, true).messages, 4U);
+    EXPECT_EQ(world.gpu.calls("host_register", refused_in), 1U);
+  }
+}
+
 TEST(Transfers, WhereIpcIsRefusedProcessesOnOneDeviceGoByStaging) {
   TransfersWorld world({.gpu = {.ipc = false}, .adjust = without_reopening});
   for (int i = 0; i < 4; ++i) world.expect_arrival(0, 1, 1, 1, 3 * kMiB, 'a');
@@ -166,10 +224,11 @@ TEST(Transfers, NothingIsReadBeforeItsEventHasHappened) {
 }
 
 TEST(Transfers, NoPathWaitsForADeviceOrAStream) {
-  TransfersWorld world({.workers = 4,
-                        .processes = {0, 0, 1, 2},
+  TransfersWorld world({.workers = 5,
+                        .processes = {0, 0, 1, 2, 3},
                         .adjust = [](std::size_t worker, DeviceTransfers::Options& options) {
-                          if (worker == 3) options.use_nccl = options.use_ipc = false;
+                          if (worker >= 3) options.use_nccl = options.use_ipc = false;
+                          options.use_shared = worker != 3;
                         }});
   std::vector<std::shared_ptr<TestTransfer>> transfers;
   const auto again = [&](std::size_t to, int to_device, Path path) {
@@ -197,13 +256,16 @@ TEST(Transfers, NoPathWaitsForADeviceOrAStream) {
   again(2, 0, Path::ipc);
   again(1, 0, Path::local);
   again(1, 1, Path::peer);
+  again(4, 1, Path::shared);
   again(3, 1, Path::staging);
 }
 
 TEST(Transfers, AreUnderWayAtTheirSourceUntilTheirDestinationHasDealtWithThem) {
-  for (const Path path : {Path::staging, Path::local, Path::nccl, Path::ipc}) {
+  for (const Path path : {Path::staging, Path::local, Path::nccl, Path::ipc, Path::shared}) {
     TransfersWorld world({.processes = {0, path == Path::local ? 0 : 1},
-                          .adjust = path == Path::staging ? without_nccl : nullptr});
+                          .adjust = path == Path::staging  ? without_nccl
+                                    : path == Path::shared ? by_shared_memory
+                                                           : nullptr});
     const int to_device = path == Path::local || path == Path::ipc ? 0 : 1;
     world.await_path(0, 0, 1, to_device, path);
     world.keep_acknowledgments = true;

@@ -303,8 +303,9 @@ INSTANTIATE_TEST_SUITE_P(Ways, OwnWork,
 
 // A handler that returns what others hold is no reason to stop it.
 Future<int> return_shared() {
-  ++awaiting;
-  return shared;
+  Future<int> copy = shared;
+  ++awaiting;  // then: `shared` may change once all are counted
+  return copy;
 }
 TEST_F(CancelledCoroutines, AHandlerThatReturnsASharedFutureDoesNotStopIt) {
   Cluster cluster(2);

@@ -85,8 +85,10 @@ class DeviceTransfers {
     std::string why_no_nccl;  // where there is none
     // What tells processes and hosts apart; this_process() but for tests of several in one.
     ProcessIdentity identity = this_process();
-    bool use_nccl = true;  // where the library is there
-    bool use_ipc = true;   // between processes on one GPU
+    bool use_nccl = true;    // where the library is there
+    bool use_peer = true;    // between devices of one process
+    bool use_ipc = true;     // between processes on one GPU
+    bool use_shared = true;  // between processes on one host, where there is no better path
     std::chrono::nanoseconds cts_timeout = std::chrono::seconds(2);
     std::chrono::nanoseconds open_timeout = std::chrono::seconds(20);   // of a communicator
     std::chrono::nanoseconds stall_timeout = std::chrono::seconds(10);  // plus 10 ns a byte

@@ -167,15 +167,15 @@ class DeviceTransfers::Impl : public std::enable_shared_from_this<Impl> {
     PathPause pause;
     std::vector<PairPtr> accepted{};  // destination: those that may not have ended yet
   };
-  // Own memory that a peer maps.
-  struct IpcOut {
+  // Own memory that a peer maps, for a path.
+  struct OwnOutbox {
     PathState state = PathState::untried;
     std::uint64_t offers = 0;  // so far; the number of the next
-    bool mapped = false;       // by the peer, until IPC_CLOSED
+    bool mapped = false;       // by the peer, until OUTBOX_CLOSED
     PathPause pause;
   };
   // A peer's memory.
-  struct IpcIn {
+  struct PeerOutbox {
     std::uint64_t offer = 0;      // its number
     std::byte* mapped = nullptr;  // here, and tested
     bool closed = false;          // refused or unmapped: may be offered again
@@ -313,34 +313,37 @@ class DeviceTransfers::Impl : public std::enable_shared_from_this<Impl> {
   void test_peer_copies(PeerId to, int source, int destination);
   void peer_copies_failed(PeerId peer, int device, int source, int destination, const char* why);
 
-  // --- ipc_opening.cc ---
-  using IpcKey = std::tuple<PeerId, std::uint32_t, std::uint32_t>;  // with source, destination
-  [[nodiscard]] PathState ipc_state(Lane& lane, PeerId peer, std::uint32_t to_device) const
-      STITCH_REQUIRES(mutex_);
-  void open_ipc(Lane& lane, PeerId peer, std::uint32_t to_device);
+  // --- outbox_opening.cc ---
+  // Peer, path (ipc or shared), source device, destination device.
+  using OutboxKey = std::tuple<PeerId, Path, std::uint32_t, std::uint32_t>;
+  [[nodiscard]] bool uses_outbox(Path path) const;
+  [[nodiscard]] PathState outbox_state(Lane& lane, Path path, PeerId peer,
+                                       std::uint32_t to_device) const STITCH_REQUIRES(mutex_);
+  void open_outbox(Lane& lane, Path path, PeerId peer, std::uint32_t to_device);
   // Source: it was refused, or broke.
-  void ipc_failed(const IpcKey& key, const char* why) STITCH_REQUIRES(mutex_);
-  void on_ipc_offer(PeerId from, const IpcOfferFrame& frame);
-  void map_ipc(Lane& lane, PeerId from, const IpcOfferFrame& frame);
-  void on_ipc_ready(PeerId from, const IpcReadyFrame& frame);
-  void on_ipc_closed(PeerId from, const IpcClosedFrame& frame);
-  void on_ipc_break(PeerId from, const IpcBreakFrame& frame);
-  void remove_ipc_user(int device);
+  void outbox_failed(const OutboxKey& key, const char* why) STITCH_REQUIRES(mutex_);
+  void on_outbox_offer(PeerId from, const OutboxOfferFrame& frame);
+  void map_outbox(Lane& lane, PeerId from, const OutboxOfferFrame& frame);
+  void on_outbox_ready(PeerId from, const OutboxReadyFrame& frame);
+  void on_outbox_closed(PeerId from, const OutboxClosedFrame& frame);
+  void on_outbox_break(PeerId from, const OutboxBreakFrame& frame);
+  void remove_outbox_user(int device, Path path);
   // Source: the path of that transfer does not work; it waits for RETRY.
-  void ask_to_break_ipc(const OutgoingPtr& transfer, const Error& why);
+  void ask_to_break_outbox(const OutgoingPtr& transfer, const Error& why);
   // Lane of the destination: unmaps what was offered so, and has what came by it sent again.
-  void break_ipc(Lane& lane, const IpcKey& key, const std::string& why);
-  void unmap_ipc(const IpcKey& key, const IpcIn& memory, bool tell, const std::string& why);
-  void close_ipc(std::optional<PeerId> peer, bool tell);
+  void break_outbox(Lane& lane, const OutboxKey& key, const std::string& why);
+  void unmap_outbox(const OutboxKey& key, const PeerOutbox& memory, bool tell,
+                    const std::string& why);
+  void close_outboxes(std::optional<PeerId> peer, bool tell);
 
-  // --- ipc_path.cc ---
-  void start_ipc(const IncomingPtr& transfer);
-  void on_ipc_slot(PeerId from, const IpcSlotFrame& frame);
-  [[nodiscard]] bool still_by_ipc(const Outgoing& transfer) const;
-  void copy_from_slot(const IncomingPtr& transfer, const std::byte* from, const IpcSlotFrame& slot);
-  void begin_ipc(const OutgoingPtr& transfer);
-  void fill_slot(const OutgoingPtr& transfer);
-  void on_ipc_free(PeerId from, const IpcFreeFrame& frame);
+  // --- outbox_path.cc ---
+  void start_by_slots(const IncomingPtr& transfer);
+  void on_slot(PeerId from, const SlotFrame& frame);
+  [[nodiscard]] bool still_by_slots(const Outgoing& transfer) const;
+  void copy_from_slot(const IncomingPtr& transfer, const std::byte* from, const SlotFrame& slot);
+  void begin_by_slots(const OutgoingPtr& transfer);
+  void fill_slot(const OutgoingPtr& transfer, Path path);
+  void on_free(PeerId from, const FreeFrame& frame);
 
   // --- nccl_pairs.cc ---
   [[nodiscard]] PathState nccl_state(const PairSlot& slot, int device) const;
@@ -404,10 +407,10 @@ class DeviceTransfers::Impl : public std::enable_shared_from_this<Impl> {
   std::map<std::pair<PeerId, TransferId>, IncomingPtr> incoming_ STITCH_GUARDED_BY(mutex_);
   std::map<SlotKey, PairSlot> slots_ STITCH_GUARDED_BY(mutex_);
   std::map<TransferOrder::Pair, PairPtr> ordered_ STITCH_GUARDED_BY(mutex_);  // by token
-  std::map<IpcKey, IpcOut> ipc_out_ STITCH_GUARDED_BY(mutex_);
-  std::map<IpcKey, IpcIn> ipc_in_ STITCH_GUARDED_BY(mutex_);
-  // Slots of own memory that were named in a SLOT and not in a FREE: peer, device, slot.
-  std::set<std::tuple<PeerId, int, int>> ipc_lent_ STITCH_GUARDED_BY(mutex_);
+  std::map<OutboxKey, OwnOutbox> own_outboxes_ STITCH_GUARDED_BY(mutex_);
+  std::map<OutboxKey, PeerOutbox> peer_outboxes_ STITCH_GUARDED_BY(mutex_);
+  // Slots of own memory that were named in a SLOT and not in a FREE: peer, path, device, slot.
+  std::set<std::tuple<PeerId, Path, int, int>> lent_slots_ STITCH_GUARDED_BY(mutex_);
   std::map<std::tuple<PeerId, int, Path, bool>, PathCount> counts_ STITCH_GUARDED_BY(mutex_);
   std::map<std::tuple<PeerId, int, Path>, std::uint64_t> failures_ STITCH_GUARDED_BY(mutex_);
   std::uint64_t breaks_ STITCH_GUARDED_BY(mutex_) = 0;

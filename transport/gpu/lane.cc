@@ -41,7 +41,8 @@ Lane::Lane(const CudaApi& cuda, int device, KeptStreams& streams)
       kept_streams_(streams),
       outgoing_(cuda),
       incoming_(cuda),
-      outbox_(cuda) {
+      device_outbox_(Path::ipc, cuda),
+      host_outbox_(Path::shared, cuda) {
   const base::SignalsBlocked blocked;
   try {
     thread_ = std::thread([this] { run(); });
@@ -207,7 +208,8 @@ void Lane::tear_down() {
   if (sink_ != nullptr) (void)cuda_.free(sink_);
   outgoing_.free_memory();
   incoming_.free_memory();
-  outbox_.free_memory();
+  device_outbox_.free_memory();
+  host_outbox_.free_memory();
 }
 
 // What they own may be device memory, which is given back where the device is current.

@@ -18,7 +18,7 @@ namespace {
 constexpr int kFirstFiveDigitVersion = 10000;  // NCCL 2.9 and later: major * 10000 + minor * 100
 
 // Of the boot, and of the namespace whose steady clock the process has: processes of one host
-// compare readings of it (IpcSlotFrame).
+// compare readings of it (SlotFrame).
 std::array<std::uint64_t, 2> host_id() {
   std::string text;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> text;
@@ -46,6 +46,8 @@ std::string_view to_string(Path path) noexcept {
       return "NCCL";
     case Path::ipc:
       return "IPC";
+    case Path::shared:
+      return "shared host memory";
   }
   return "unknown path";
 }
@@ -62,6 +64,8 @@ std::string_view short_name(Path path) noexcept {
       return "nccl";
     case Path::ipc:
       return "ipc";
+    case Path::shared:
+      return "shared";
   }
   return "unknown";
 }
@@ -88,35 +92,37 @@ bool nccl_versions_match(int one, int other) noexcept {
          one / 100 == other / 100;
 }
 
-PathChoice choose_path(const PathEnd& source, const PathEnd& destination, PathState peer,
-                       PathState nccl, std::size_t bytes, PathState ipc) {
+PathChoice choose_path(const PathEnd& source, const PathEnd& destination, const PathStates& states,
+                       std::size_t bytes) {
   PathChoice choice;
   if (bytes == 0) return choice;
   if (source.process == destination.process) {
     if (source.device == destination.device) {
       choice.path = Path::local;
-    } else if (peer == PathState::open) {
+    } else if (states.peer == PathState::open) {
       choice.path = Path::peer;
     } else {
-      choice.test_peer = peer == PathState::untried;
+      choice.test_peer = states.peer == PathState::untried;
     }
     return choice;
   }
-  // NCCL refuses two ranks on one GPU.
-  const bool one_gpu = source.process.host == destination.process.host &&
-                       source.device_uuid == destination.device_uuid;
-  if (one_gpu) {
-    if (ipc == PathState::open) choice.path = Path::ipc;
-    choice.open_ipc = ipc == PathState::untried;
-    return choice;
-  }
-  choice.versions_differ = !nccl_versions_match(source.nccl_version, destination.nccl_version);
-  if (choice.versions_differ) return choice;
-  if (nccl == PathState::open) {
-    choice.path = Path::nccl;
+  const bool one_host = source.process.host == destination.process.host;
+  PathState best = PathState::closed;
+  if (one_host && source.device_uuid == destination.device_uuid) {
+    // NCCL refuses two ranks on one GPU.
+    best = states.ipc;
+    choice.open_ipc = best == PathState::untried;
+    if (best == PathState::open) choice.path = Path::ipc;
   } else {
-    choice.open_nccl = nccl == PathState::untried;
+    choice.versions_differ = !nccl_versions_match(source.nccl_version, destination.nccl_version);
+    if (!choice.versions_differ) best = states.nccl;
+    choice.open_nccl = best == PathState::untried;
+    if (best == PathState::open) choice.path = Path::nccl;
   }
+  if (!one_host || best == PathState::open) return choice;
+  if (states.shared == PathState::open) choice.path = Path::shared;
+  // Not for the moment in which a better one is being opened.
+  choice.open_shared = best == PathState::closed && states.shared == PathState::untried;
   return choice;
 }
 

@@ -16,11 +16,16 @@ enum class Path : std::uint8_t {
   peer = 2,     // one copy from device to device, within a process
   nccl = 3,     // a two-rank communicator
   ipc = 4,      // two copies on one GPU, through memory that both processes have mapped
+  shared = 5,   // two copies, through pinned host memory that both processes have mapped
 };
-inline constexpr std::size_t kPaths = 5;
+inline constexpr std::size_t kPaths = 6;
 [[nodiscard]] std::string_view to_string(Path path) noexcept;
-// As counters name it: "staging", "local", "peer", "nccl", "ipc".
+// As counters name it: "staging", "local", "peer", "nccl", "ipc", "shared".
 [[nodiscard]] std::string_view short_name(Path path) noexcept;
+// Those through memory that both processes have mapped (Outbox).
+[[nodiscard]] constexpr bool by_slots(Path path) noexcept {
+  return path == Path::ipc || path == Path::shared;
+}
 
 // What tells whether two workers share a process. Equal identities: the same process.
 struct ProcessIdentity {
@@ -65,11 +70,20 @@ class PathPause {
   Time until_{};
 };
 
+// How far each path from one device to another is.
+struct PathStates {
+  PathState peer = PathState::closed;
+  PathState nccl = PathState::closed;
+  PathState ipc = PathState::closed;
+  PathState shared = PathState::closed;
+};
+
 struct PathChoice {
   Path path = Path::staging;
   bool open_nccl = false;        // besides: begin to open a communicator
   bool test_peer = false;        // besides: begin to test copies between the devices
-  bool open_ipc = false;         // besides: offer memory to the other process
+  bool open_ipc = false;         // besides: offer memory of the device to the other process
+  bool open_shared = false;      // besides: offer memory of the host to the other process
   bool versions_differ = false;  // it would be by NCCL, if the two versions worked together
 };
 
@@ -78,7 +92,6 @@ struct PathChoice {
 
 // The path of a transfer of `bytes` from `source` to `destination`. Pure.
 [[nodiscard]] PathChoice choose_path(const PathEnd& source, const PathEnd& destination,
-                                     PathState peer, PathState nccl, std::size_t bytes,
-                                     PathState ipc = PathState::closed);
+                                     const PathStates& states, std::size_t bytes);
 
 }  // namespace stitch::transport::gpu

@@ -27,9 +27,9 @@ void DeviceTransfers::Impl::path_worked(const Outgoing& transfer) {
   if (transfer.path == Path::nccl) {
     const auto at = slots_.find({transfer.to, End::source, source, destination});
     if (at != slots_.end()) at->second.pause.success();
-  } else if (transfer.path == Path::ipc) {
-    const auto at = ipc_out_.find({transfer.to, source, destination});
-    if (at != ipc_out_.end()) at->second.pause.success();
+  } else if (by_slots(transfer.path)) {
+    const auto at = own_outboxes_.find({transfer.to, transfer.path, source, destination});
+    if (at != own_outboxes_.end()) at->second.pause.success();
   } else if (transfer.path == Path::peer) {
     lanes_.peer_worked(transfer.source.device, transfer.to_device);
   }
@@ -40,7 +40,9 @@ void DeviceTransfers::Impl::path_failed(PeerId peer, int device, Path path, cons
   ++failures_[{peer, device, path}];
   say(peer, static_cast<unsigned>(path),
       {to_string(path), " of device ", std::to_string(device),
-       " is not used, pinned memory is: ", why});
+       path == Path::shared ? " is not used, pinned memory of each process is: "
+                            : " is not used, pinned memory is: ",
+       why});
 }
 
 void DeviceTransfers::Impl::say(PeerId peer, unsigned reason,
@@ -85,7 +87,7 @@ DeviceTransfers::Counters DeviceTransfers::Impl::counters() const {
     if (std::get<1>(key) == End::source && slot.pair == nullptr && !slot.pause.over())
       ++counters.paused;
   }
-  for (const auto& [key, memory] : ipc_out_) {
+  for (const auto& [key, memory] : own_outboxes_) {
     if (memory.state == PathState::closed && (memory.mapped || !memory.pause.over()))
       ++counters.paused;
   }

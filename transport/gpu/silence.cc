@@ -91,7 +91,7 @@ void DeviceTransfers::Impl::watch_peers(Clock::time_point begun,
   for (const PeerId peer : tell) send_frame(peer, encode(AliveFrame{}));
   for (const PeerId peer : silent) end_silent(peer);
   for (const OutgoingPtr& transfer : starved)
-    ask_to_break_ipc(transfer, Error(ErrorCode::timeout, "peers do not give back its memory"));
+    ask_to_break_outbox(transfer, Error(ErrorCode::timeout, "peers do not give back its memory"));
 }
 
 // Lent slots do not come back before their peer is heard of or lost: it may still read them.

@@ -118,15 +118,15 @@ void DeviceTransfers::Impl::write_chunk(const IncomingPtr& transfer, std::byte* 
 
 void DeviceTransfers::Impl::on_grant(PeerId from, const GrantFrame& frame) {
   OutgoingPtr transfer;
-  bool by_ipc = false;
+  bool through_slots = false;
   {
     const base::MutexLock lock(mutex_);
     transfer = find_outgoing(from, frame.id);
     if (transfer == nullptr) return;
     const std::uint64_t granted = transfer->granted + frame.chunks;
-    by_ipc = transfer->announced && transfer->path == Path::ipc;
-    if (!transfer->announced || (transfer->path != Path::staging && !by_ipc) ||
-        (by_ipc && granted != 1) || granted > chunks_of(transfer->source.bytes) ||
+    through_slots = transfer->announced && by_slots(transfer->path);
+    if (!transfer->announced || (transfer->path != Path::staging && !through_slots) ||
+        (through_slots && granted != 1) || granted > chunks_of(transfer->source.bytes) ||
         granted > transfer->data_sent + kSlotsOfATransfer) {
       throw Error(ErrorCode::protocol, "GRANT frame of " + std::to_string(frame.chunks) +
                                            " chunks for transfer " + std::to_string(frame.id) +
@@ -134,9 +134,9 @@ void DeviceTransfers::Impl::on_grant(PeerId from, const GrantFrame& frame) {
     }
     transfer->granted = granted;
   }
-  transfer->lane->post(
-      on_lane(transfer, [self = shared_from_this(), transfer, by_ipc, chunks = frame.chunks] {
-        if (by_ipc) return self->begin_ipc(transfer);
+  transfer->lane->post(on_lane(
+      transfer, [self = shared_from_this(), transfer, through_slots, chunks = frame.chunks] {
+        if (through_slots) return self->begin_by_slots(transfer);
         for (std::uint32_t i = 0; i < chunks; ++i) self->send_chunk(transfer);
       }));
 }

@@ -42,12 +42,16 @@ PathChoice DeviceTransfers::Impl::choose(const Outgoing& transfer) {
                             hello->nccl_version};
   const PairSlot& slot = slots_[{transfer.to, End::source, static_cast<std::uint32_t>(device),
                                  static_cast<std::uint32_t>(to_device)}];
-  const PathState peer = source.process == destination.process
+  const PathState peer = options_.use_peer && source.process == destination.process
                              ? lanes_.peer_state(device, transfer.to_device)
                              : PathState::closed;
+  const auto outbox = [&](Path path) {
+    return outbox_state(*transfer.lane, path, transfer.to, static_cast<std::uint32_t>(to_device));
+  };
   const PathChoice choice =
-      choose_path(source, destination, peer, nccl_state(slot, device), transfer.source.bytes,
-                  ipc_state(*transfer.lane, transfer.to, static_cast<std::uint32_t>(to_device)));
+      choose_path(source, destination,
+                  {peer, nccl_state(slot, device), outbox(Path::ipc), outbox(Path::shared)},
+                  transfer.source.bytes);
   if (choice.versions_differ && options_.use_nccl) say_versions(transfer.to, hello->nccl_version);
   return choice;
 }
@@ -81,8 +85,12 @@ void DeviceTransfers::Impl::begin(const OutgoingPtr& transfer) {
     lanes_.connector().post(
         on_lane(to_open, [self = shared_from_this(), to_open] { self->open_pair(to_open); }));
   }
-  if (choice.open_ipc)
-    open_ipc(*transfer->lane, transfer->to, static_cast<std::uint32_t>(transfer->to_device));
+  for (const auto& [path, open] :
+       {std::pair(Path::ipc, choice.open_ipc), std::pair(Path::shared, choice.open_shared)}) {
+    if (open)
+      open_outbox(*transfer->lane, path, transfer->to,
+                  static_cast<std::uint32_t>(transfer->to_device));
+  }
   if (choice.test_peer)
     test_peer_copies(transfer->to, transfer->source.device, transfer->to_device);
   if (choice.path == Path::nccl && announce_nccl(transfer, pair)) return;
@@ -237,8 +245,8 @@ void DeviceTransfers::Impl::start(const IncomingPtr& transfer) {
       on_lane(transfer, [self = shared_from_this(), transfer, path = rts.path, key = rts.clock] {
         if (path == Path::staging) {
           self->start_staged(transfer);
-        } else if (path == Path::ipc) {
-          self->start_ipc(transfer);
+        } else if (by_slots(path)) {
+          self->start_by_slots(transfer);
         } else {
           self->start_local(transfer, key);
         }

@@ -1,3 +1,5 @@
+// One file, though long: the writing and the reading of each frame, side by side.
+
 #include "stitch/transport/gpu/transfer_frames.h"
 
 #include <algorithm>
@@ -54,6 +56,12 @@ class Reader : public ByteReader {
     if (text.size() <= kMaxText) return text;
     throw Error(ErrorCode::protocol, "device transfer frame has a text of more than 2048 bytes");
   }
+  Path read_outbox_path() {
+    const auto path = read<Path>();
+    if (path == Path::ipc || path == Path::shared) return path;
+    throw Error(ErrorCode::protocol, "device transfer frame names an outbox of path " +
+                                         std::to_string(static_cast<unsigned>(path)));
+  }
   bool read_flag() {
     const auto flag = read<std::uint8_t>();
     if (flag <= 1) return flag == 1;
@@ -86,22 +94,26 @@ PairName decode_pair(FrameBytes bytes, std::string_view what) {
   return pair;
 }
 
-// Frames that name a pair and have a text, some behind a flag.
-Bytes encode_text(FrameKind kind, const PairName& pair, std::optional<std::uint8_t> flag,
-                  std::string_view text) {
+// Frames that name a pair and have a text: some of an outbox, some with a flag.
+template <class Frame>
+Bytes encode_text(FrameKind kind, const Frame& frame) {
   Bytes out;
   Writer writer(out, kind);
-  writer.write_pair(pair);
-  if (flag) writer.write(*flag);
-  writer.write_text(text);
+  if constexpr (requires { frame.path; }) writer.write(frame.path);
+  writer.write_pair(frame.pair);
+  if constexpr (requires { frame.failed; }) writer.write(frame.failed);
+  if constexpr (requires { frame.from_source; }) writer.write(frame.from_source);
+  writer.write_text(frame.text);
   return out;
 }
 template <class Frame>
 Frame decode_text(FrameBytes bytes, std::string_view what) {
   Reader reader(bytes, what);
   Frame frame;
+  if constexpr (requires { frame.path; }) frame.path = reader.read_outbox_path();
   frame.pair = reader.read_pair();
   if constexpr (requires { frame.failed; }) frame.failed = reader.read_flag() ? 1 : 0;
+  if constexpr (requires { frame.from_source; }) frame.from_source = reader.read_flag() ? 1 : 0;
   frame.text = reader.read_text();
   reader.expect_end();
   return frame;
@@ -293,39 +305,37 @@ CommReadyFrame decode_comm_ready(FrameBytes bytes) {
   return {decode_pair(bytes, "COMM_READY frame")};
 }
 
-Bytes encode(const CommBreakFrame& frame) {
-  return encode_text(FrameKind::comm_break, frame.pair, frame.from_source, frame.text);
-}
+Bytes encode(const CommBreakFrame& frame) { return encode_text(FrameKind::comm_break, frame); }
 CommBreakFrame decode_comm_break(FrameBytes bytes) {
-  auto [pair, flag, text] = decode_text<IpcReadyFrame>(bytes, "COMM_BREAK frame");
-  return {pair, flag, std::move(text)};
+  return decode_text<CommBreakFrame>(bytes, "COMM_BREAK frame");
 }
 
-Bytes encode(const IpcOfferFrame& frame) {
+Bytes encode(const OutboxOfferFrame& frame) {
   Bytes out;
-  Writer writer(out, FrameKind::ipc_offer);
+  Writer writer(out, FrameKind::outbox_offer);
+  writer.write(frame.path);
   writer.write_pair(frame.pair);
   out.append(frame.handle.data(), frame.handle.size());
   return out;
 }
-IpcOfferFrame decode_ipc_offer(FrameBytes bytes) {
-  Reader reader(bytes, "IPC_OFFER frame");
-  IpcOfferFrame frame;
+OutboxOfferFrame decode_outbox_offer(FrameBytes bytes) {
+  Reader reader(bytes, "OUTBOX_OFFER frame");
+  OutboxOfferFrame frame;
+  frame.path = reader.read_outbox_path();
   frame.pair = reader.read_pair();
   std::memcpy(frame.handle.data(), reader.take(frame.handle.size()).data(), frame.handle.size());
   reader.expect_end();
   return frame;
 }
 
-Bytes encode(const IpcReadyFrame& frame) {
-  return encode_text(FrameKind::ipc_ready, frame.pair, frame.failed, frame.text);
+Bytes encode(const OutboxReadyFrame& frame) { return encode_text(FrameKind::outbox_ready, frame); }
+OutboxReadyFrame decode_outbox_ready(FrameBytes bytes) {
+  return decode_text<OutboxReadyFrame>(bytes, "OUTBOX_READY frame");
 }
-IpcReadyFrame decode_ipc_ready(FrameBytes bytes) {
-  return decode_text<IpcReadyFrame>(bytes, "IPC_READY frame");
-}
-Bytes encode(const IpcSlotFrame& frame) {
+Bytes encode(const SlotFrame& frame) {
   Bytes out;
-  Writer writer(out, FrameKind::ipc_slot);
+  Writer writer(out, FrameKind::slot);
+  writer.write(frame.path);
   writer.write(frame.id);
   writer.write(frame.device);
   writer.write(frame.slot);
@@ -333,9 +343,10 @@ Bytes encode(const IpcSlotFrame& frame) {
   writer.write(frame.until);
   return out;
 }
-IpcSlotFrame decode_ipc_slot(FrameBytes bytes) {
+SlotFrame decode_slot(FrameBytes bytes) {
   Reader reader(bytes, "SLOT frame");
-  IpcSlotFrame frame;
+  SlotFrame frame;
+  frame.path = reader.read_outbox_path();
   frame.id = reader.read<std::uint64_t>();
   frame.device = reader.read<std::uint32_t>();
   frame.slot = reader.read<std::uint32_t>();
@@ -345,17 +356,19 @@ IpcSlotFrame decode_ipc_slot(FrameBytes bytes) {
   return frame;
 }
 
-Bytes encode(const IpcFreeFrame& frame) {
+Bytes encode(const FreeFrame& frame) {
   Bytes out;
-  Writer writer(out, FrameKind::ipc_free);
+  Writer writer(out, FrameKind::slot_free);
+  writer.write(frame.path);
   writer.write(frame.id);
   writer.write(frame.device);
   writer.write(frame.slot);
   return out;
 }
-IpcFreeFrame decode_ipc_free(FrameBytes bytes) {
+FreeFrame decode_free(FrameBytes bytes) {
   Reader reader(bytes, "FREE frame");
-  IpcFreeFrame frame;
+  FreeFrame frame;
+  frame.path = reader.read_outbox_path();
   frame.id = reader.read<std::uint64_t>();
   frame.device = reader.read<std::uint32_t>();
   frame.slot = reader.read<std::uint32_t>();
@@ -363,18 +376,16 @@ IpcFreeFrame decode_ipc_free(FrameBytes bytes) {
   return frame;
 }
 
-Bytes encode(const IpcClosedFrame& frame) {
-  return encode_text(FrameKind::ipc_closed, frame.pair, frame.failed, frame.text);
+Bytes encode(const OutboxClosedFrame& frame) {
+  return encode_text(FrameKind::outbox_closed, frame);
 }
-IpcClosedFrame decode_ipc_closed(FrameBytes bytes) {
-  return decode_text<IpcClosedFrame>(bytes, "IPC_CLOSED frame");
+OutboxClosedFrame decode_outbox_closed(FrameBytes bytes) {
+  return decode_text<OutboxClosedFrame>(bytes, "OUTBOX_CLOSED frame");
 }
 
-Bytes encode(const IpcBreakFrame& frame) {
-  return encode_text(FrameKind::ipc_break, frame.pair, std::nullopt, frame.text);
-}
-IpcBreakFrame decode_ipc_break(FrameBytes bytes) {
-  return decode_text<IpcBreakFrame>(bytes, "IPC_BREAK frame");
+Bytes encode(const OutboxBreakFrame& frame) { return encode_text(FrameKind::outbox_break, frame); }
+OutboxBreakFrame decode_outbox_break(FrameBytes bytes) {
+  return decode_text<OutboxBreakFrame>(bytes, "OUTBOX_BREAK frame");
 }
 
 Bytes encode(const AliveFrame&) {

@@ -28,13 +28,13 @@ enum class FrameKind : std::uint8_t {
   comm_ready = 10,
   comm_break = 11,
   forget = 12,
-  ipc_offer = 13,
-  ipc_ready = 14,
-  ipc_slot = 15,
-  ipc_free = 16,
-  ipc_closed = 17,
+  outbox_offer = 13,
+  outbox_ready = 14,
+  slot = 15,
+  slot_free = 16,
+  outbox_closed = 17,
   decline = 18,
-  ipc_break = 19,
+  outbox_break = 19,
   alive = 20,
 };
 
@@ -93,33 +93,39 @@ struct CancelFrame {  // source: the bytes will not come
 struct ForgetFrame {  // source: its CANCEL and that FINISHED crossed each other
   std::uint64_t id = 0;
 };
-struct IpcOfferFrame {  // source: memory that the destination may map
-  PairName pair;        // its epoch is the number of the offer, from 0, as below
+struct OutboxOfferFrame {  // source: memory that the destination may map
+  Path path = Path::ipc;   // that it is for: ipc or shared, as below
+  PairName pair;           // its epoch is the number of the offer, from 0, as below
   std::array<char, 64> handle{};
 };
-struct IpcReadyFrame {  // destination: mapped and tested, or not
+struct OutboxReadyFrame {  // destination: mapped and tested, or not
+  Path path = Path::ipc;
   PairName pair;
   std::uint8_t failed = 0;
   std::string text;
 };
-struct IpcSlotFrame {  // source: the bytes at `offset` are in that slot
+struct SlotFrame {  // source: the bytes at `offset` are in that slot
+  Path path = Path::ipc;
   std::uint64_t id = 0;
   std::uint32_t device = 0;  // whose memory the slot is in, at the source
   std::uint32_t slot = 0;
   std::uint64_t offset = 0;
   std::uint64_t until = 0;  // ns on the host's steady clock; then they may be gone
 };
-struct IpcFreeFrame {  // destination: has what was in that slot, or does not want it
+struct FreeFrame {  // destination: has what was in that slot, or does not want it
+  Path path = Path::ipc;
   std::uint64_t id = 0;
   std::uint32_t device = 0;
   std::uint32_t slot = 0;
 };
-struct IpcClosedFrame {  // destination: has the memory mapped no more
+struct OutboxClosedFrame {  // destination: has the memory mapped no more
+  Path path = Path::ipc;
   PairName pair;
   std::uint8_t failed = 0;  // for `text`; 0: because it closes
   std::string text;
 };
-struct IpcBreakFrame {  // source: asks for IPC_CLOSED
+struct OutboxBreakFrame {  // source: asks for OUTBOX_CLOSED
+  Path path = Path::ipc;
   PairName pair;
   std::string text;
 };
@@ -149,12 +155,12 @@ struct CommBreakFrame {
 [[nodiscard]] base::Bytes encode(const FinishedFrame& frame);
 [[nodiscard]] base::Bytes encode(const CancelFrame& frame);
 [[nodiscard]] base::Bytes encode(const ForgetFrame& frame);
-[[nodiscard]] base::Bytes encode(const IpcOfferFrame& frame);
-[[nodiscard]] base::Bytes encode(const IpcReadyFrame& frame);
-[[nodiscard]] base::Bytes encode(const IpcSlotFrame& frame);
-[[nodiscard]] base::Bytes encode(const IpcFreeFrame& frame);
-[[nodiscard]] base::Bytes encode(const IpcClosedFrame& frame);
-[[nodiscard]] base::Bytes encode(const IpcBreakFrame& frame);
+[[nodiscard]] base::Bytes encode(const OutboxOfferFrame& frame);
+[[nodiscard]] base::Bytes encode(const OutboxReadyFrame& frame);
+[[nodiscard]] base::Bytes encode(const SlotFrame& frame);
+[[nodiscard]] base::Bytes encode(const FreeFrame& frame);
+[[nodiscard]] base::Bytes encode(const OutboxClosedFrame& frame);
+[[nodiscard]] base::Bytes encode(const OutboxBreakFrame& frame);
 [[nodiscard]] base::Bytes encode(const AliveFrame& frame);
 [[nodiscard]] base::Bytes encode(const CommOpenFrame& frame);
 [[nodiscard]] base::Bytes encode(const CommReadyFrame& frame);
@@ -172,12 +178,12 @@ struct CommBreakFrame {
 [[nodiscard]] FinishedFrame decode_finished(std::span<const std::byte> frame);
 [[nodiscard]] CancelFrame decode_cancel(std::span<const std::byte> frame);
 [[nodiscard]] ForgetFrame decode_forget(std::span<const std::byte> frame);
-[[nodiscard]] IpcOfferFrame decode_ipc_offer(std::span<const std::byte> frame);
-[[nodiscard]] IpcReadyFrame decode_ipc_ready(std::span<const std::byte> frame);
-[[nodiscard]] IpcSlotFrame decode_ipc_slot(std::span<const std::byte> frame);
-[[nodiscard]] IpcFreeFrame decode_ipc_free(std::span<const std::byte> frame);
-[[nodiscard]] IpcClosedFrame decode_ipc_closed(std::span<const std::byte> frame);
-[[nodiscard]] IpcBreakFrame decode_ipc_break(std::span<const std::byte> frame);
+[[nodiscard]] OutboxOfferFrame decode_outbox_offer(std::span<const std::byte> frame);
+[[nodiscard]] OutboxReadyFrame decode_outbox_ready(std::span<const std::byte> frame);
+[[nodiscard]] SlotFrame decode_slot(std::span<const std::byte> frame);
+[[nodiscard]] FreeFrame decode_free(std::span<const std::byte> frame);
+[[nodiscard]] OutboxClosedFrame decode_outbox_closed(std::span<const std::byte> frame);
+[[nodiscard]] OutboxBreakFrame decode_outbox_break(std::span<const std::byte> frame);
 [[nodiscard]] AliveFrame decode_alive(std::span<const std::byte> frame);
 [[nodiscard]] CommOpenFrame decode_comm_open(std::span<const std::byte> frame);
 [[nodiscard]] CommReadyFrame decode_comm_ready(std::span<const std::byte> frame);

@@ -241,8 +241,10 @@ int run(const Arguments& arguments) {
 
 Arguments parse(int argc, char** argv) {
   Arguments arguments;
-  const std::map<std::string, Path> paths{
-      {"staging", Path::staging}, {"ipc", Path::ipc}, {"nccl", Path::nccl}};
+  const std::map<std::string, Path> paths{{"staging", Path::staging},
+                                          {"ipc", Path::ipc},
+                                          {"shared", Path::shared},
+                                          {"nccl", Path::nccl}};
   for (int i = 1; i + 1 < argc; i += 2) {
     const std::string option = argv[i];
     const std::string value = argv[i + 1];

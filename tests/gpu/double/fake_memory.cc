@@ -5,6 +5,8 @@
 #include <unistd.h>
 
 #include <cstring>
+#include <fstream>
+#include <sstream>
 #include <stdexcept>
 #include <utility>
 
@@ -19,6 +21,25 @@ constexpr std::size_t kPoisoned = std::size_t{64} << 20;  // of a block, at most
 
 std::size_t pages(std::size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 const std::byte* address(const void* memory) { return static_cast<const std::byte*>(memory); }
+
+// Which pages of which file are mapped for others to see at this address; empty: none.
+std::string shared_pages(const void* memory) {
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    std::istringstream words(line);
+    std::uintptr_t begin = 0;
+    std::uintptr_t end = 0;
+    std::uint64_t offset = 0;
+    char dash = 0;
+    std::string rights, device, inode;
+    words >> std::hex >> begin >> dash >> end >> rights >> offset >> device >> inode;
+    const auto at = reinterpret_cast<std::uintptr_t>(memory);
+    if (at < begin || at >= end) continue;
+    if (rights.find('s') == std::string::npos || inode == "0") return "";
+    return device + " " + inode + " " + std::to_string(offset + (at - begin));
+  }
+  return "";
+}
 
 }  // namespace
 
@@ -35,7 +56,7 @@ FakeMemory::FakeMemory(Report report) : report_(std::move(report)) {
 
 FakeMemory::~FakeMemory() {
   for (const auto& [base, mapping] : mappings_) {
-    if (blocks_[static_cast<std::size_t>(mapping.block)]->other == nullptr)
+    if (!mapping.registered && blocks_[static_cast<std::size_t>(mapping.block)]->other == nullptr)
       munmap(mapping.base, mapping.length);
   }
   munmap(arena_, kArena);
@@ -68,7 +89,8 @@ void* FakeMemory::allocate(Kind kind, int process, int device, std::size_t bytes
   poison(block->base, bytes);
   std::memset(block->base - kRedZone, kRed, kRedZone);
   std::memset(block->base + bytes, kRed, kRedZone);
-  block->cells[0] = Cell{{actor.epoch, std::make_shared<const std::string>("its allocation")}, {}};
+  block->cells[0] =
+      Cell{{process, actor.epoch, std::make_shared<const std::string>("its allocation")}, {}};
   by_address_[block->base] = block->id;
   blocks_.push_back(std::move(block));
   return blocks_.back()->base;
@@ -78,20 +100,53 @@ bool FakeMemory::register_host(int process, void* memory, std::size_t bytes, con
   const auto next = by_address_.lower_bound(address(memory));
   if (bytes == 0 || find(memory).block >= 0) return false;
   if (next != by_address_.end() && next->first < address(memory) + bytes) return false;
+  const std::string file = shared_pages(memory);
+  for (const auto& known : blocks_) {
+    if (file.empty() || !known->live || known->file != file || known->bytes != bytes) continue;
+    auto* const base = static_cast<std::byte*>(memory);
+    mappings_[base] = Mapping{base, bytes, known->id, process, -1, 1, true};
+    ++known->mappings;
+    return true;
+  }
   auto block = std::make_unique<Block>();
   block->id = static_cast<int>(blocks_.size());
   block->kind = Kind::registered;
   block->process = process;
   block->base = static_cast<std::byte*>(memory);
   block->bytes = bytes;
+  block->file = file;
   block->cells[0] =
-      Cell{{actor.epoch, std::make_shared<const std::string>("its registration")}, {}};
+      Cell{{process, actor.epoch, std::make_shared<const std::string>("its registration")}, {}};
   by_address_[block->base] = block->id;
   blocks_.push_back(std::move(block));
   return true;
 }
 
+// Pages that are registered at several addresses live as long as one of them is.
+bool FakeMemory::release_registered(int process, void* memory, const Actor& actor) {
+  const auto mapped = mappings_.find(address(memory));
+  const auto found = by_address_.find(address(memory));
+  const bool alias = mapped != mappings_.end() && mapped->second.registered;
+  if (!alias && found == by_address_.end()) return false;
+  Block& block = *blocks_[static_cast<std::size_t>(alias ? mapped->second.block : found->second)];
+  if (block.kind != Kind::registered ||
+      (alias ? mapped->second.process : block.process) != process) {
+    return false;
+  }
+  check_write(actor, block, 0, block.bytes, "unregistration", false);
+  if (alias) {
+    mappings_.erase(mapped);
+    --block.mappings;
+  } else {
+    by_address_.erase(found);  // the memory may be registered again
+    block.base = nullptr;
+  }
+  block.live = block.base != nullptr || block.mappings > 0;
+  return true;
+}
+
 bool FakeMemory::release(Kind kind, int process, void* memory, const Actor& actor) {
+  if (kind == Kind::registered) return release_registered(process, memory, actor);
   const auto found = by_address_.find(address(memory));
   if (found == by_address_.end()) return false;
   Block& block = *blocks_[static_cast<std::size_t>(found->second)];
@@ -106,10 +161,6 @@ bool FakeMemory::release(Kind kind, int process, void* memory, const Actor& acto
   check_red_zone(block);
   check_write(actor, block, 0, block.bytes, "free");
   block.live = false;
-  if (kind == Kind::registered) {
-    by_address_.erase(found);  // the memory may be registered again
-    return true;
-  }
   if (block.bytes > (std::size_t{1} << 20)) {
     madvise(block.base, pages(block.bytes), MADV_REMOVE);
   } else {
@@ -122,7 +173,8 @@ void FakeMemory::release_process(int process) {
   for (auto found = mappings_.begin(); found != mappings_.end();) {
     if (found->second.process == process) {
       blocks_[static_cast<std::size_t>(found->second.block)]->mappings -= found->second.opened;
-      if (blocks_[static_cast<std::size_t>(found->second.block)]->other == nullptr)
+      if (!found->second.registered &&
+          blocks_[static_cast<std::size_t>(found->second.block)]->other == nullptr)
         munmap(found->second.base, found->second.length);
       found = mappings_.erase(found);
     } else {
@@ -130,7 +182,8 @@ void FakeMemory::release_process(int process) {
     }
   }
   for (const auto& block : blocks_) {
-    if (block->process == process) block->live = false;
+    if (block->process == process)
+      block->live = block->kind == Kind::registered && block->mappings > 0;
   }
 }
 
@@ -185,11 +238,14 @@ bool FakeMemory::conflict(const Actor& actor, const Block& block, std::size_t of
 }
 
 bool FakeMemory::check_write(const Actor& actor, Block& block, std::size_t begin, std::size_t end,
-                             const char* action) {
+                             const char* action, bool all) {
+  const auto counts = [&](const Access& access) { return all || access.process == actor.process; };
   for (auto at = block.cells.lower_bound(begin); at != block.cells.end() && at->first < end; ++at) {
-    if (conflict(actor, block, at->first, action, at->second.write, "write")) return false;
+    const Access& written = at->second.write;
+    if (counts(written) && conflict(actor, block, at->first, action, written, "write"))
+      return false;
     for (const Access& read : at->second.reads) {
-      if (conflict(actor, block, at->first, action, read, "read")) return false;
+      if (counts(read) && conflict(actor, block, at->first, action, read, "read")) return false;
     }
   }
   return true;
@@ -226,7 +282,7 @@ bool FakeMemory::access(const Actor& actor, const void* memory, std::size_t byte
   }
   const std::size_t begin = split(block, place.offset);
   const std::size_t end = split(block, place.offset + bytes);
-  const Access access{actor.epoch, std::make_shared<const std::string>(actor.what)};
+  const Access access{actor.process, actor.epoch, std::make_shared<const std::string>(actor.what)};
   if (write) {
     check_write(actor, block, begin, end, action);
     block.cells.erase(block.cells.lower_bound(begin), block.cells.lower_bound(end));
@@ -294,7 +350,7 @@ void* FakeMemory::map_other(const std::shared_ptr<OtherArena>& arena, std::size_
   block->bytes = bytes;
   block->mappings = 1;
   block->other = arena;
-  block->cells[0] = Cell{{Epoch{}, std::make_shared<const std::string>("another process")}, {}};
+  block->cells[0] = Cell{{-1, Epoch{}, std::make_shared<const std::string>("another process")}, {}};
   mappings_[base] = Mapping{base, bytes, block->id, process, device, 1};
   blocks_.push_back(std::move(block));
   return base;
@@ -332,7 +388,7 @@ std::size_t FakeMemory::used(int device) const {
 std::size_t FakeMemory::pinned() const {
   std::size_t bytes = 0;
   for (const auto& block : blocks_) {
-    if (block->live && block->kind == Kind::pinned) bytes += block->bytes;
+    if (block->live && block->kind != Kind::device) bytes += block->bytes;
   }
   return bytes;
 }

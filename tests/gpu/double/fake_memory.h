@@ -55,7 +55,8 @@ class FakeMemory {
 
   // Null when the arena is used up.
   void* allocate(Kind kind, int process, int device, std::size_t bytes, const Actor& actor);
-  // False when it overlaps a known block.
+  // False when it overlaps a known block. Pages of a file that are registered at another address
+  // are one block: accesses through both are checked.
   bool register_host(int process, void* memory, std::size_t bytes, const Actor& actor);
   // Frees a block at its base. False when there is none of that kind and process at this address. A
   // free that some access is not ordered before is reported, and so are written red zones.
@@ -89,6 +90,7 @@ class FakeMemory {
 
  private:
   struct Access {
+    int process = 0;
     Epoch epoch;
     std::shared_ptr<const std::string> what;
   };
@@ -105,18 +107,22 @@ class FakeMemory {
     bool live = true;
     int mappings = 0;
     std::shared_ptr<OtherArena> other;  // whose it is
+    std::string file;                   // whose pages were registered, and which; empty: of none
     std::map<std::size_t, Cell> cells;
   };
   struct Mapping {
     std::byte* base = nullptr;
     std::size_t length = 0;
     int block = 0, process = 0, device = -1, opened = 0;
+    bool registered = false;
   };
   std::size_t split(Block& block, std::size_t offset);
   bool conflict(const Actor& actor, const Block& block, std::size_t offset, const char* action,
                 const Access& earlier, const char* earlier_action);
+  // `all`: else against accesses of that process alone.
   bool check_write(const Actor& actor, Block& block, std::size_t begin, std::size_t end,
-                   const char* action);
+                   const char* action, bool all = true);
+  bool release_registered(int process, void* memory, const Actor& actor);
   void check_red_zone(const Block& block);
   [[nodiscard]] std::string name(const Block& block) const;
 
