@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstddef>
 #include <string_view>
 
@@ -14,7 +15,8 @@ bool is_in_first_time_namespace() noexcept {
   constexpr std::string_view kFirst = "time:[4026531834]";  // the kernel's PROC_TIME_INIT_INO
   char text[64];
   const ssize_t bytes = readlink("/proc/self/ns/time", text, sizeof(text));
-  return bytes < 0 || std::string_view(text, static_cast<std::size_t>(bytes)) == kFirst;
+  if (bytes >= 0) return std::string_view(text, static_cast<std::size_t>(bytes)) == kFirst;
+  return errno == ENOENT && access("/proc/self/ns", F_OK) == 0;  // not for want of /proc
 }
 
 }  // namespace

@@ -128,12 +128,70 @@ void decode_arguments(rpc::IncomingCall& call, std::tuple<Params...>& arguments)
   archive.expect_end();
 }
 
-// What waits for the future that a function has returned.
+// What waits for the future that a function has returned. Made with all the memory that waiting
+// needs before the function is called: from there on it cannot fail for want of any.
 template <class Result, class Arguments, class Delivery>
-struct AwaitedResult {
-  std::shared_ptr<Interest> interest;
-  std::shared_ptr<Arguments> arguments;
-  Delivery delivery;
+class AwaitedResult final : public rpc::AwaitedWork {
+ public:
+  [[nodiscard]] static std::shared_ptr<AwaitedResult> make() {
+    const auto made = std::make_shared<AwaitedResult>();
+    made->callback_ = FutureStateBase::one_callback([awaited = made] { awaited->complete(); });
+    return made;
+  }
+  // What it was made with refers to it: drops that, unless wait() was called.
+  class DropUnused {
+   public:
+    explicit DropUnused(AwaitedResult& of) : of_(of) {}
+    ~DropUnused() { of_.callback_.clear(); }
+    DropUnused(const DropUnused&) = delete;
+    DropUnused& operator=(const DropUnused&) = delete;
+
+   private:
+    AwaitedResult& of_;
+  };
+  void take(Result future, std::shared_ptr<Arguments> arguments, Delivery delivery) {
+    arguments_ = std::move(arguments);
+    delivery_ = std::move(delivery);
+    interest_.emplace(future.shared_state());
+  }
+  [[nodiscard]] bool ready() const noexcept { return interest_->state()->ready(); }
+  void wait() noexcept {
+    try {
+      interest_->watch(std::move(callback_));
+    } catch (...) {
+      // Thrown by another callback, which must not throw.
+    }
+  }
+  // The callback stays, and with it the arguments, which the work may still use.
+  bool give_up() override { return interest_->cancel(Cancel::own_work, true); }
+  void answer_given_up() override {
+    Delivery delivery = std::move(delivery_);
+    delivery.error(given_up_work());
+  }
+
+ private:
+  void complete() {
+    if (interest_->begin() == Interest::Begin::no) return;
+    arguments_.reset();  // what they hold is destroyed before the answer is sent
+    const Result future(std::static_pointer_cast<FutureState<UnwrapT<Result>>>(interest_->state()));
+    try {
+      if constexpr (std::is_void_v<UnwrapT<Result>>) {
+        future.get();
+        delivery_.value();
+      } else {
+        delivery_.value(future.get());
+      }
+    } catch (const rpc::CallRefused& refused) {
+      delivery_.refused(refused);
+    } catch (...) {
+      delivery_.error(std::current_exception());
+    }
+  }
+
+  CallbackList callback_;  // refers to this until it is handed over
+  std::optional<Interest> interest_;
+  std::shared_ptr<Arguments> arguments_;
+  Delivery delivery_;
 };
 
 // Calls `invoke(arguments...)` with the decoded arguments of `call` and hands the outcome to
@@ -160,12 +218,10 @@ void run_function(const std::shared_ptr<rpc::IncomingCall>& call, Invoke invoke,
     return std::apply([&](auto&... each) -> decltype(auto) { return invoke(std::move(each)...); },
                       *arguments);
   };
-  Delivery* deliver = &delivery;
-  // Holds the delivery where the future's callback could not be kept, too.
-  std::shared_ptr<AwaitedResult<Result, Arguments, Delivery>> awaited;
   try {
     if constexpr (kIsFuture<Result>) {
-      awaited = std::make_shared<AwaitedResult<Result, Arguments, Delivery>>();
+      const auto awaited = AwaitedResult<Result, Arguments, Delivery>::make();
+      const typename AwaitedResult<Result, Arguments, Delivery>::DropUnused unused(*awaited);
       rpc::others_poll(
           *call);  // what the future and its arguments hold is destroyed after the answer
       Result future = apply();
@@ -174,33 +230,11 @@ void run_function(const std::shared_ptr<rpc::IncomingCall>& call, Invoke invoke,
         delivery.refused(Error(ErrorCode::invalid_argument, kReturnedEmptyFuture));
         return;
       }
-      awaited->arguments = std::move(arguments);
-      awaited->delivery = std::move(delivery);
-      deliver = &awaited->delivery;
-      const auto state = future.shared_state();
-      awaited->interest = make_interest(state);
-      future = {};
+      awaited->take(std::move(future), std::move(arguments), std::move(delivery));
       if constexpr (std::is_same_v<Delivery, ReplyDelivery>) {
-        if (!state->ready()) rpc::stops_with(*call, awaited->interest);
+        if (!awaited->ready()) rpc::stops_with(*call, awaited);
       }
-      state->on_ready([awaited] {
-        Delivery& delivery = awaited->delivery;
-        awaited->arguments.reset();  // what they hold is destroyed before the answer is sent
-        const Result future(
-            std::static_pointer_cast<FutureState<UnwrapT<Result>>>(awaited->interest->state()));
-        try {
-          if constexpr (std::is_void_v<UnwrapT<Result>>) {
-            future.get();
-            delivery.value();
-          } else {
-            delivery.value(future.get());
-          }
-        } catch (const rpc::CallRefused& refused) {
-          delivery.refused(refused);
-        } catch (...) {
-          delivery.error(std::current_exception());
-        }
-      });
+      awaited->wait();
     } else if constexpr (std::is_void_v<Result>) {
       apply();
       arguments.reset();
@@ -212,10 +246,7 @@ void run_function(const std::shared_ptr<rpc::IncomingCall>& call, Invoke invoke,
     }
   } catch (...) {
     arguments.reset();
-    if constexpr (kIsFuture<Result>) {
-      if (awaited) awaited->arguments.reset();
-    }
-    deliver->error(std::current_exception());
+    delivery.error(std::current_exception());
   }
 }
 

@@ -341,6 +341,14 @@ void Agent::post(base::UniqueFunction<void()> task) {
   if (forked() || !pool_.post(task)) task();
 }
 
+void Agent::run_stop(std::stop_source source) {
+  if (forked()) {
+    source.request_stop();
+  } else {
+    served_calls_.stop_callbacks().run(std::move(source));
+  }
+}
+
 bool Agent::delivers_here() noexcept { return delivery_here.agent != nullptr; }
 
 void Agent::outside_delivery(const std::function<void()>& task) {

@@ -145,6 +145,7 @@ class Agent final : public Runtime, public std::enable_shared_from_this<Agent> {
     for (const auto& each : extensions_) f(*each);
   }
   void post(base::UniqueFunction<void()> task) override;
+  void run_stop(std::stop_source source) override;
   // As post(), for what a message has brought. Called while the message is handled, it has the
   // thread that read it run `task` itself, like a request, once it has delivered all messages that
   // have arrived: without a thread switch, and without keeping other messages waiting, also when

@@ -69,9 +69,24 @@ void abandon_call(const std::weak_ptr<Agent>& agent, std::uint64_t call_id);
 void fail(IncomingCall& call, const Error& error);
 void fail_in_handler(IncomingCall& call, const std::exception_ptr& exception);
 void others_poll(IncomingCall& call) noexcept;
-// When the call is asked to stop, it gives up that interest in its result: the work behind it (a
-// coroutine, a call) stops, unless others hold it.
-void stops_with(IncomingCall& call, std::weak_ptr<detail::Interest> result);
+// What a served call waits for once its function has returned a future. Thread contract: any
+// thread.
+class AwaitedWork {
+ public:
+  // The call is asked to stop: gives up its share in the result. The work behind it (a coroutine, a
+  // call) stops, unless others hold it. False: they do, and nothing answers the call any more but
+  // answer_given_up().
+  [[nodiscard]] virtual bool give_up() = 0;
+  // Answers with `cancelled`. Once, after give_up() has returned false.
+  virtual void answer_given_up() = 0;
+
+ protected:
+  AwaitedWork() = default;
+  ~AwaitedWork() = default;
+  AwaitedWork(const AwaitedWork&) = delete;
+  AwaitedWork& operator=(const AwaitedWork&) = delete;
+};
+void stops_with(IncomingCall& call, std::weak_ptr<AwaitedWork> work);
 // `encode(what, archive)` writes the result.
 void reply(IncomingCall& call, void (*encode)(void* what, OutArchive& archive), void* what);
 // Without a result.

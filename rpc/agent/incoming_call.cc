@@ -6,6 +6,7 @@
 
 #include "stitch/base/thread_id.h"
 #include "stitch/rpc/agent/agent.h"
+#include "stitch/rpc/agent/call_path.h"
 #include "stitch/rpc/future/current_streams.h"
 #include "stitch/rpc/message/frame_kinds.h"
 #include "stitch/rpc/message/tensor_codec.h"
@@ -209,27 +210,28 @@ void IncomingCall::hold_until_done() noexcept {
 }
 
 void IncomingCall::request_stop() {
-  if (auto source = stop_->raise()) agent_->served_calls().stop_callbacks().run(std::move(*source));
+  if (auto source = stop_->raise()) agent_->run_stop(std::move(*source));
   give_up_work();
   drop();
 }
 
-void IncomingCall::stops_with(std::weak_ptr<detail::Interest> result) {
+void IncomingCall::stops_with(std::weak_ptr<AwaitedWork> work) {
   {
     base::MutexLock lock(work_mutex_);
-    work_ = std::move(result);
+    work_ = std::move(work);
   }
   if (stop_->requested()) give_up_work();  // request_stop() may have been too early
 }
 
 void IncomingCall::give_up_work() {
-  std::shared_ptr<detail::Interest> work;
+  std::shared_ptr<AwaitedWork> work;
   {
     base::MutexLock lock(work_mutex_);
     work = work_.lock();
     if (!work || std::exchange(work_given_up_, true)) return;
   }
-  work->cancel(detail::Cancel::own_work);
+  if (work->give_up()) return;
+  work->answer_given_up();
 }
 
 void IncomingCall::await_turn() {

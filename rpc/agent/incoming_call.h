@@ -20,6 +20,7 @@
 namespace stitch::rpc {
 
 class Agent;
+class AwaitedWork;
 
 // The fixed fields at the start of a request's body.
 struct CallHeader {
@@ -151,8 +152,8 @@ class IncomingCall : public std::enable_shared_from_this<IncomingCall> {
   // answer, on the thread in run().
   void others_poll() noexcept { polls_after_answer_ = false; }
 
-  // When its stop is requested, gives up that interest in its result, once.
-  void stops_with(std::weak_ptr<detail::Interest> result) STITCH_EXCLUDES(work_mutex_);
+  // When its stop is requested, gives up that work, once.
+  void stops_with(std::weak_ptr<AwaitedWork> work) STITCH_EXCLUDES(work_mutex_);
   // Requests stop of the handler's stop token. Stop callbacks run on dedicated threads.
   void request_stop();
   // The call will not be answered.
@@ -215,7 +216,7 @@ class IncomingCall : public std::enable_shared_from_this<IncomingCall> {
   std::atomic<bool> queued_{false};
   std::atomic<std::uint64_t> object_{0};
   base::Mutex work_mutex_;
-  std::weak_ptr<detail::Interest> work_ STITCH_GUARDED_BY(work_mutex_);
+  std::weak_ptr<AwaitedWork> work_ STITCH_GUARDED_BY(work_mutex_);
   bool work_given_up_ STITCH_GUARDED_BY(work_mutex_) = false;
   PeerFlow* flow_ = nullptr;
   bool held_ended_ = false;  // by who answers, or by the destructor

@@ -39,7 +39,8 @@ void Awaiting::stop_next() {
 
 void Awaiting::stop_now() {
   const auto awaited = awaited_.lock();
-  const auto given_up = awaited ? awaited->give_up(own_) : FutureStateBase::GivenUp::complete;
+  const auto given_up =
+      awaited ? awaited->give_up(own_, awaited) : FutureStateBase::GivenUp::complete;
   if (given_up == FutureStateBase::GivenUp::stopping) return;  // its end resumes the coroutine
   if (given_up == FutureStateBase::GivenUp::complete ||
       (state_.fetch_or(kGoesOn, std::memory_order_acq_rel) & kGoesOn) != 0) {

@@ -36,6 +36,10 @@ class Awaiting {
   void stop();
   // For the coroutine, once it goes on: it was asked to stop, and has no outcome.
   [[nodiscard]] bool stopped() const noexcept { return stopped_; }
+  // The same: it was asked to stop, and has an outcome or not.
+  [[nodiscard]] bool asked_to_stop() const noexcept {
+    return (state_.load(std::memory_order_acquire) & kToStop) != 0;
+  }
   // The same: it has a value. If it was asked to stop, what it awaits next stops.
   void has_value();
 
@@ -77,7 +81,10 @@ class FutureAwaiter {
         rpc::Continuation(std::move(inside), [coroutine] { coroutine.resume(); }));
     awaiting_ = awaiting;
     CallbackList completion = Awaiting::completion(awaiting);
-    const bool go_on = !outcome_ || outcome_->set_awaited([awaiting](Cancel) { awaiting->stop(); });
+    const bool go_on = !outcome_ || outcome_->set_awaited([awaiting](Cancel) {
+      awaiting->stop();
+      return false;
+    });
     // The coroutine's scopes (a WorkerScope, a Context) stay with the coroutine; its caller gets
     // back what it had. This comes first: once the callback is registered, another thread may
     // finish the coroutine and free everything here.
@@ -96,6 +103,8 @@ class FutureAwaiter {
   T await_resume() {
     if (outcome_) outcome_->clear_awaited();
     if (awaiting_) {
+      if (outcome_ && awaiting_->asked_to_stop()) [[unlikely]]
+        outcome_->show_stop();
       if (awaiting_->stopped()) throw_stopped();
       if (!future_.has_error()) awaiting_->has_value();
     }
@@ -135,7 +144,7 @@ class CoroutinePromiseBase {
     const std::shared_ptr<FutureStateBase> outcome = promise_.shared_state();
     if (!stop_) {
       stop_ = std::allocate_shared<rpc::StopFlag>(base::RecyclingAllocator<rpc::StopFlag>(),
-                                                  inside.stop);
+                                                  inside.stop, inside.runtime);
       outcome->set_coroutine(stop_);
     }
     inside.stop = stop_;

@@ -96,6 +96,7 @@ void ArrivedMemory::use_on_current_streams() const {
     if (const auto storage = piece.storage.lock())
       cuda().recordDataPtrOnStream(storage->data_ptr(), cuda().getStream(piece.device));
   }
+  for (const auto& part : parts_) part->use_on_current_streams();
 }
 
 void ArrivedMemory::use_on_default_streams() const {
@@ -103,8 +104,19 @@ void ArrivedMemory::use_on_default_streams() const {
     if (const auto storage = piece.storage.lock())
       cuda().recordDataPtrOnStream(storage->data_ptr(), cuda().getDefaultStream(piece.device));
   }
+  for (const auto& part : parts_) part->use_on_default_streams();
 }
 
 void use_on_current_streams(const ArrivedMemory& memory) { memory.use_on_current_streams(); }
+
+std::shared_ptr<const ArrivedMemory> together(
+    std::vector<std::shared_ptr<const ArrivedMemory>> parts) {
+  std::erase(parts, nullptr);
+  if (parts.empty()) return nullptr;
+  if (parts.size() == 1) return std::move(parts.front());
+  auto memory = std::make_shared<ArrivedMemory>();
+  for (auto& part : parts) memory->add(std::move(part));
+  return memory;
+}
 
 }  // namespace stitch::rpc

@@ -67,6 +67,7 @@ class StreamSetScope {
 class ArrivedMemory {
  public:
   void add(const c10::Storage& storage, c10::Device device);
+  void add(std::shared_ptr<const ArrivedMemory> part) { parts_.push_back(std::move(part)); }
   // Code that runs here gets the tensors now: their memory is not used again, once they are gone,
   // before what it queues on its current streams has ended.
   void use_on_current_streams() const;
@@ -79,6 +80,7 @@ class ArrivedMemory {
     c10::Device device;
   };
   std::vector<Piece> pieces_;
+  std::vector<std::shared_ptr<const ArrivedMemory>> parts_;
 };
 
 }  // namespace stitch::rpc

@@ -99,14 +99,52 @@ std::optional<std::stop_source> StopFlag::raise() {
   return source_;
 }
 
-std::stop_token StopFlag::token() {
-  base::MutexLock lock(mutex_);
-  if (!source_) {
-    source_.emplace();
-    if (requested()) source_->request_stop();  // it has no callbacks yet
-    if (outer_) of_outer_.emplace(outer_->token(), PassOn{*source_});
+void StopFlag::request_apart() {
+  auto source = raise();
+  if (!source) return;
+  if (const auto runtime = runtime_.lock()) {
+    runtime->run_stop(std::move(*source));
+  } else {
+    source->request_stop();
   }
-  return source_->get_token();
+}
+
+std::optional<std::stop_token> StopFlag::made_token() {
+  base::MutexLock lock(mutex_);
+  return source_ ? std::optional(source_->get_token()) : std::nullopt;
+}
+
+void StopFlag::show() {
+  std::optional<std::stop_source> source;
+  {
+    base::MutexLock lock(mutex_);
+    if (requested_.load(std::memory_order_acquire)) source = source_;
+  }
+  if (source) source->request_stop();
+}
+
+void StopFlag::make_token(bool requested) {
+  std::optional<std::stop_token> outer;
+  if (outer_) outer = outer_->made_token();
+  base::MutexLock lock(mutex_);
+  if (source_) return;
+  source_.emplace();
+  // It has no callbacks yet.
+  if (requested || requested_.load(std::memory_order_acquire)) source_->request_stop();
+  if (outer) of_outer_.emplace(std::move(*outer), PassOn{*source_});
+}
+
+// From the outermost that has none inwards: coroutines may be nested as deeply as memory allows.
+std::stop_token StopFlag::token() {
+  std::vector<StopFlag*> without;
+  for (StopFlag* flag = this; flag != nullptr && !flag->made_token(); flag = flag->outer_.get())
+    without.push_back(flag);
+  bool requested = !without.empty() && without.back()->requested();
+  for (auto flag = without.rbegin(); flag != without.rend(); ++flag) {
+    requested = requested || (*flag)->requested_.load(std::memory_order_acquire);
+    (*flag)->make_token(requested);
+  }
+  return *made_token();
 }
 
 }  // namespace stitch::rpc

@@ -6,6 +6,7 @@
 #include <optional>
 #include <stop_token>
 #include <utility>
+#include <vector>
 
 #include "stitch/base/mutex.h"
 #include "stitch/base/unique_function.h"
@@ -20,6 +21,9 @@ struct Autocast;
 
 // As ArrivedMemory::use_on_current_streams().
 void use_on_current_streams(const ArrivedMemory& memory);
+// The memory of all of them; any may be null. Null where there is none.
+[[nodiscard]] std::shared_ptr<const ArrivedMemory> together(
+    std::vector<std::shared_ptr<const ArrivedMemory>> parts);
 
 // Whether a call was asked to stop. The std::stop_source behind it is made when its token is first
 // taken: most calls are never cancelled and never look. Shared. Thread contract: any thread;
@@ -27,16 +31,26 @@ void use_on_current_streams(const ArrivedMemory& memory);
 class StopFlag {
  public:
   StopFlag() = default;
-  // Also asked when `outer` is.
-  explicit StopFlag(std::shared_ptr<StopFlag> outer) : outer_(std::move(outer)) {}
+  // Also asked when `outer` is. `runtime`: whose threads stop callbacks run on, for
+  // request_apart(); it need not exist.
+  StopFlag(std::shared_ptr<StopFlag> outer, std::weak_ptr<Runtime> runtime)
+      : outer_(std::move(outer)), runtime_(std::move(runtime)) {}
   void request() STITCH_EXCLUDES(mutex_);
+  // The same for a thread that must not wait: stop callbacks run on one that may.
+  void request_apart() STITCH_EXCLUDES(mutex_);
+  // If it was requested, the token says so from here on: stop callbacks that have not begun run
+  // here.
+  void show() STITCH_EXCLUDES(mutex_);
   // As request(), but leaves it to the caller to request the stop of the source, which runs the
   // stop callbacks. Empty when that is not needed: no token was taken, or it was requested before.
   [[nodiscard]] std::optional<std::stop_source> raise() STITCH_EXCLUDES(mutex_);
   [[nodiscard]] bool requested() const noexcept {
-    return requested_.load(std::memory_order_acquire) || (outer_ && outer_->requested());
+    for (const StopFlag* flag = this; flag != nullptr; flag = flag->outer_.get()) {
+      if (flag->requested_.load(std::memory_order_acquire)) return true;
+    }
+    return false;
   }
-  [[nodiscard]] std::stop_token token() STITCH_EXCLUDES(mutex_);
+  [[nodiscard]] std::stop_token token();
   // That of the call being served, for one inside it.
   [[nodiscard]] const StopFlag* outermost() const noexcept {
     const StopFlag* flag = this;
@@ -49,7 +63,13 @@ class StopFlag {
     std::stop_source to;
     void operator()() { to.request_stop(); }
   };
+  // The token, if there is one.
+  [[nodiscard]] std::optional<std::stop_token> made_token() STITCH_EXCLUDES(mutex_);
+  // REQUIRES: outer_, if any, has one. `requested`: it, or one that it is inside.
+  void make_token(bool requested) STITCH_EXCLUDES(mutex_);
+
   const std::shared_ptr<StopFlag> outer_;
+  const std::weak_ptr<Runtime> runtime_;
   std::atomic<bool> requested_{false};
   base::Mutex mutex_;
   std::optional<std::stop_source> source_ STITCH_GUARDED_BY(mutex_);

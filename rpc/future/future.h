@@ -1,5 +1,7 @@
 #pragma once
 
+// One file, though long: a future and its promise, each of which makes the other.
+
 #include <chrono>
 #include <concepts>
 #include <memory>
@@ -146,7 +148,12 @@ class [[nodiscard]] Future {
   // returned future. A `fn` that takes a Future<T> is called in both cases. Returns the future of
   // fn's result (a returned Future is followed); what fn throws becomes its error.
   template <class F>
-  auto then(F&& fn) const {
+  auto then(F&& fn) && {
+    const Future held = std::move(*this);  // not until the end of the caller's expression
+    return held.then(std::forward<F>(fn));
+  }
+  template <class F>
+  auto then(F&& fn) const& {
     static_cast<void>(state("then()"));
     using Fn = std::decay_t<F>;
     using Result = std::decay_t<typename detail::ThenResult<Fn&, T>::type>;  // a reference could
@@ -156,15 +163,21 @@ class [[nodiscard]] Future {
     auto interest = detail::make_interest(state_.shared());
     result.state_->set_canceller(
         [weak = std::weak_ptr<detail::Interest>(interest)](detail::Cancel how) {
-          if (const auto interest = weak.lock()) interest->cancel(how);
+          const auto interest = weak.lock();
+          return !interest || interest->cancel(how);  // none: `fn` runs
         });
     rpc::Continuation continuation(
         rpc::ExecutionContext::captured(),
         [interest, fn = Fn(std::forward<F>(fn)), promise = std::move(promise)]() mutable {
-          if (!interest->begin()) return;
+          const auto begin = interest->begin();
+          if (begin == detail::Interest::Begin::no) return;
           auto source = std::static_pointer_cast<detail::FutureState<T>>(interest->state());
           interest.reset();
           Future done(std::move(source));
+          if (begin == detail::Interest::Begin::stopped) {
+            promise.set_exception(detail::given_up_work());
+            return;
+          }
           promise.fulfil([&]() -> Result { return call(fn, done); },
                          done.state_->exception() != nullptr && !kTakesFuture<Fn>
                              ? done.state_.get()
@@ -194,9 +207,9 @@ class [[nodiscard]] Future {
   // asks the work behind the future to stop and goes on with its outcome. Where others hold the
   // future, too, or nothing is known that could stop its work (a promise without on_cancel()), the
   // work goes on and co_await throws `cancelled`; the last one to drop the future stops it then. A
-  // future that is itself a variable or parameter of the coroutine is its own; one in a container
-  // counts as held by others, so a child in there that works on variables of the coroutine may
-  // outlive them.
+  // variable or parameter of the coroutine that it awaits is its own, and so is what was moved into
+  // the group or then() that it awaits; another variable, or one in a container, counts as held by
+  // others, so a child in there that works on variables of the coroutine may outlive them.
   detail::FutureAwaiter<T> operator co_await() const& {
     static_cast<void>(state("co_await"));
     return detail::FutureAwaiter<T>(*this, this);
@@ -283,15 +296,18 @@ class Promise {
   template <class F>
   requires(std::is_invocable_v<std::decay_t<F>&>) void on_cancel(F&& canceller) const {
     holder("on_cancel()")
-        .state->set_canceller([canceller = std::decay_t<F>(std::forward<F>(canceller))](
-                                  detail::Cancel) mutable { canceller(); });
+        .state->set_canceller(
+            [canceller = std::decay_t<F>(std::forward<F>(canceller))](detail::Cancel) mutable {
+              canceller();
+              return false;
+            });
   }
   // For the layers below: the state of the future.
   [[nodiscard]] const std::shared_ptr<detail::FutureState<T>>& shared_state() const {
     return holder("shared_state()").state;
   }
-  // For the layers below: as on_cancel(), told how far the cancellation goes.
-  void set_canceller(base::UniqueFunction<void(detail::Cancel)> canceller) const {
+  // For the layers below: as on_cancel(), as FutureStateBase has it.
+  void set_canceller(detail::Canceller canceller) const {
     holder("set_canceller()").state->set_canceller(std::move(canceller));
   }
 
@@ -321,9 +337,7 @@ class Promise {
  private:
   struct Holder {
     std::shared_ptr<detail::FutureState<T>> state = detail::make_state<detail::FutureState<T>>();
-    ~Holder() {
-      if (!state->ready()) state->set_exception(detail::dropped_promise());
-    }
+    ~Holder() { state->drop_promise(); }
   };
 
   [[nodiscard]] const Holder& holder(const char* operation) const {
@@ -332,12 +346,18 @@ class Promise {
     return *holder_;
   }
 
-  void follow(const Future<T>& followed) const {
+  void follow(Future<T> followed) const {
     if (!followed.valid()) throw Error(ErrorCode::invalid_argument, detail::kReturnedEmptyFuture);
     auto interest = detail::make_interest(followed.state_.shared());
-    holder_->state->set_canceller([interest](detail::Cancel how) { interest->cancel(how); });
+    followed = {};  // the interest alone holds it from here on
+    const bool wanted = holder_->state->set_canceller(
+        [interest](detail::Cancel how) { return interest->cancel(how); });
+    if (!wanted && !interest->cancel(detail::Cancel::own_work)) {
+      set_exception(detail::given_up_work());
+      return;
+    }
     interest->watch(detail::FutureStateBase::one_callback([promise = *this, interest] {
-      if (!interest->begin()) return;
+      if (interest->begin() == detail::Interest::Begin::no) return;
       const Future<T> inner(std::static_pointer_cast<detail::FutureState<T>>(interest->state()));
       try {
         if (inner.has_error()) {

@@ -93,22 +93,40 @@ class CancellerRunning {
   CancellerRunning& operator=(const CancellerRunning&) = delete;
 };
 
-// Where it has no memory for all that it does, the future is cancelled all the same.
-void run_canceller(base::UniqueFunction<void(Cancel)>& canceller, Cancel how) noexcept {
-  if (!canceller) return;
+// What it throws is dropped: where it has no memory for all that it does, the future is cancelled
+// all the same.
+bool call_canceller(Canceller& canceller, Cancel how) noexcept {
+  const CancellerRunning running;
   try {
-    if (cancellers_running < kMaxNestedCancellers) {
-      const CancellerRunning running;
-      canceller(how);
-    } else if (auto later = std::unique_ptr<base::UniqueFunction<void(Cancel)>>(
-                   new (std::nothrow) base::UniqueFunction<void(Cancel)>())) {
-      *later = std::move(canceller);
-      run_in_turn([later = std::move(later), how] { (*later)(how); });
-    } else {
-      canceller(how);
-    }
+    return canceller(how);
   } catch (...) {
+    return false;
   }
+}
+
+// Later, if many are nested: then `state`, if there is one, is completed there.
+bool run_canceller(Canceller& canceller, Cancel how,
+                   std::shared_ptr<FutureStateBase> state) noexcept {
+  if (!canceller) return false;
+  if (cancellers_running < kMaxNestedCancellers) return call_canceller(canceller, how);
+  struct Later {
+    Canceller canceller;
+    std::shared_ptr<FutureStateBase> state;
+  };
+  std::unique_ptr<Later> later(new (std::nothrow) Later());
+  if (!later) return call_canceller(canceller, how);
+  later->canceller = std::move(canceller);
+  const bool is_completed_there = state != nullptr;
+  later->state = std::move(state);
+  try {
+    run_in_turn([later = std::move(later), how] {
+      if (!call_canceller(later->canceller, how) && later->state)
+        later->state->set_exception(given_up_work());
+    });
+  } catch (...) {
+    // Thrown by a callback, which must not throw.
+  }
+  return is_completed_there;
 }
 
 // A callback waits for a future, which a callback queued behind it may complete: runs those first.
@@ -214,7 +232,7 @@ bool FutureStateBase::set_exception(std::exception_ptr exception) {
 
 void FutureStateBase::publish() {
   CallbackList callbacks;
-  base::UniqueFunction<void(Cancel)> canceller;
+  Canceller canceller;
   {
     base::MutexLock lock(mutex_);
     ready_.store(true, std::memory_order_release);
@@ -230,7 +248,7 @@ void FutureStateBase::set_coroutine(std::shared_ptr<rpc::StopFlag> stop) {
   coroutine_ = std::move(stop);
 }
 
-bool FutureStateBase::set_awaited(base::UniqueFunction<void(Cancel)> stop) {
+bool FutureStateBase::set_awaited(Canceller stop) {
   base::MutexLock lock(mutex_);
   // Not kept then: it would stop this once more instead of what is awaited next.
   if (std::exchange(asked_to_stop_, false)) return false;
@@ -240,14 +258,14 @@ bool FutureStateBase::set_awaited(base::UniqueFunction<void(Cancel)> stop) {
 }
 
 void FutureStateBase::clear_awaited() {
-  base::UniqueFunction<void(Cancel)> canceller;  // destroyed without the lock
+  Canceller canceller;  // destroyed without the lock
   base::MutexLock lock(mutex_);
   canceller = std::move(canceller_);
   lock.unlock();
 }
 
 bool FutureStateBase::stop_coroutine() {
-  base::UniqueFunction<void(Cancel)> canceller;
+  Canceller canceller;
   std::shared_ptr<rpc::StopFlag> stop;
   {
     base::MutexLock lock(mutex_);
@@ -256,28 +274,50 @@ bool FutureStateBase::stop_coroutine() {
     canceller = std::move(canceller_);
     if (!canceller) asked_to_stop_ = true;
   }
-  stop->request();
-  run_canceller(canceller, Cancel::own_work);
+  stop->request_apart();
+  static_cast<void>(run_canceller(canceller, Cancel::own_work, nullptr));
   return true;
 }
 
-void FutureStateBase::cancel(Cancel how) {
-  base::UniqueFunction<void(Cancel)> canceller;
+void FutureStateBase::show_stop() {
+  std::shared_ptr<rpc::StopFlag> stop;
+  {
+    base::MutexLock lock(mutex_);
+    stop = coroutine_;
+  }
+  if (stop) stop->show();
+}
+
+void FutureStateBase::drop_promise() noexcept {
+  if (ready()) return;
+  bool given_up = false;
+  {
+    base::MutexLock lock(mutex_);
+    given_up = asked_to_stop_ && !coroutine_;
+  }
+  set_exception(given_up ? given_up_work() : dropped_promise());
+}
+
+void FutureStateBase::cancel(Cancel how, std::shared_ptr<FutureStateBase> share) {
+  Canceller canceller;
   std::shared_ptr<rpc::StopFlag> stop;
   {
     base::MutexLock lock(mutex_);
     if (ready()) return;
     stop = coroutine_;
     canceller = std::move(canceller_);
-    if (!canceller && stop) asked_to_stop_ = true;
+    if (stop ? !canceller : how == Cancel::own_work) asked_to_stop_ = true;
   }
-  if (stop) stop->request();
-  run_canceller(canceller, how);
+  if (stop) how == Cancel::all ? stop->request() : stop->request_apart();
+  const bool ends_by_itself =
+      run_canceller(canceller, how, how == Cancel::own_work ? std::move(share) : nullptr);
   ask_to_stop();
+  if (ends_by_itself && how == Cancel::own_work) return;
   set_exception(exception_of(ErrorCode::cancelled, "future was cancelled by its holder"));
 }
 
-FutureStateBase::GivenUp FutureStateBase::give_up(unsigned own) noexcept {
+FutureStateBase::GivenUp FutureStateBase::give_up(unsigned own,
+                                                  std::shared_ptr<FutureStateBase> share) noexcept {
   stop_once_unheld();
   {
     base::MutexLock lock(mutex_);
@@ -285,21 +325,27 @@ FutureStateBase::GivenUp FutureStateBase::give_up(unsigned own) noexcept {
     if (holds_.load(std::memory_order_acquire) > own || !can_stop()) return GivenUp::goes_on;
   }
   try {
-    if (!stop_coroutine()) cancel(Cancel::own_work);
+    if (!stop_coroutine()) cancel(Cancel::own_work, std::move(share));
   } catch (...) {
     // Thrown by a callback, which must not throw.
   }
   return GivenUp::stopping;
 }
 
-void FutureStateBase::stop_unheld() noexcept { static_cast<void>(give_up(0)); }
+void FutureStateBase::stop_unheld() noexcept { static_cast<void>(give_up(0, nullptr)); }
 
 void FutureStateBase::hand_over_memory() const { rpc::use_on_current_streams(*arrived_); }
 
-void FutureStateBase::set_canceller(base::UniqueFunction<void(Cancel)> canceller) {
+bool FutureStateBase::set_canceller(Canceller canceller) {
   base::MutexLock lock(mutex_);
-  if (!ready()) std::swap(canceller_, canceller);
+  const bool kept = !ready() && !asked_to_stop_;
+  if (kept) std::swap(canceller_, canceller);
   lock.unlock();  // before the former one is destroyed
+  return kept;
+}
+
+std::exception_ptr given_up_work() noexcept {
+  return exception_of(ErrorCode::cancelled, "it was given up by the only one that waited for it");
 }
 
 }  // namespace stitch::detail

@@ -59,6 +59,10 @@ enum class Cancel {
   own_work,  // only work whose outcome nothing else holds: a coroutine that is asked to stop
 };
 
+// Stops the work behind a future. True, of own work: the future completes once that has ended.
+// Else it is completed at once.
+using Canceller = base::UniqueFunction<bool(Cancel)>;
+
 // The part of a future's shared state that does not depend on its type: completion, waiting,
 // callbacks, cancelling. Its holds are the Future handles of it, and what takes part in it for one
 // (Interest), while it is not complete. Thread contract: any thread. Callbacks run exactly once, in
@@ -96,9 +100,13 @@ class FutureStateBase {
   // REQUIRES: ready().
   [[nodiscard]] const std::exception_ptr& exception() const noexcept { return exception_; }
 
-  // Calls the canceller and ask_to_stop(), then completes the state with `cancelled`. Does nothing
-  // when it is complete.
-  void cancel(Cancel how = Cancel::all) STITCH_EXCLUDES(mutex_);
+  // Calls the canceller and ask_to_stop(), then completes the state with `cancelled`, but where the
+  // canceller says that it completes by itself. Does nothing when it is complete. `share`, of this
+  // state: without one, the work of a chain of many may end after the state.
+  void cancel(Cancel how = Cancel::all, std::shared_ptr<FutureStateBase> share = nullptr)
+      STITCH_EXCLUDES(mutex_);
+  // The last promise is gone. Does nothing when it is complete.
+  void drop_promise() noexcept STITCH_EXCLUDES(mutex_);
 
   void add_hold() noexcept {
     if (!ready()) holds_.fetch_add(1, std::memory_order_relaxed);
@@ -118,21 +126,26 @@ class FutureStateBase {
     goes_on,   // others hold it, or nothing can stop its work; as stop_once_unheld()
   };
   // One that has `own` holds, and keeps them, does not want the outcome any more. Stops the work
-  // if nothing else holds it.
-  [[nodiscard]] GivenUp give_up(unsigned own) noexcept STITCH_EXCLUDES(mutex_);
+  // if nothing else holds it. `share`: as of cancel().
+  [[nodiscard]] GivenUp give_up(unsigned own, std::shared_ptr<FutureStateBase> share) noexcept
+      STITCH_EXCLUDES(mutex_);
   // For the future of a coroutine: it is one from now on, and `stop` is what its code sees.
   void set_coroutine(std::shared_ptr<rpc::StopFlag> stop) STITCH_EXCLUDES(mutex_);
   // What stops what the coroutine awaits, until clear_awaited(). False when the coroutine was asked
   // to stop while it awaited nothing: it is to be stopped now, once.
-  [[nodiscard]] bool set_awaited(base::UniqueFunction<void(Cancel)> stop) STITCH_EXCLUDES(mutex_);
+  [[nodiscard]] bool set_awaited(Canceller stop) STITCH_EXCLUDES(mutex_);
   void clear_awaited() STITCH_EXCLUDES(mutex_);
   // Stops what the coroutine behind this state awaits, which ends it in turn, or what it awaits
   // next; also where its future has been cancelled, and its code goes on. False, and nothing is
   // done, when it is not a coroutine that has awaited something.
   bool stop_coroutine() STITCH_EXCLUDES(mutex_);
+  // For the coroutine behind this state, which goes on after it was asked to stop: its token says
+  // so from here on, also where the thread for stop callbacks has not come to that yet.
+  void show_stop() STITCH_EXCLUDES(mutex_);
 
-  // What cancel() calls; dropped at completion.
-  void set_canceller(base::UniqueFunction<void(Cancel)> canceller) STITCH_EXCLUDES(mutex_);
+  // What cancel() calls; dropped at completion. False, and it is not kept: the state is complete,
+  // or was asked to stop while what was to end it went on: what this would stop is to be stopped.
+  bool set_canceller(Canceller canceller) STITCH_EXCLUDES(mutex_);
 
   // The memory on devices that the outcome brings, null for none. Set before the outcome.
   void set_arrived(std::shared_ptr<const rpc::ArrivedMemory> memory) noexcept {
@@ -174,20 +187,19 @@ class FutureStateBase {
   base::Mutex mutex_;
   base::CondVar completed_;
   CallbackList callbacks_ STITCH_GUARDED_BY(mutex_);
-  base::UniqueFunction<void(Cancel)> canceller_ STITCH_GUARDED_BY(mutex_);
+  Canceller canceller_ STITCH_GUARDED_BY(mutex_);
   std::shared_ptr<rpc::StopFlag> coroutine_ STITCH_GUARDED_BY(mutex_);
   bool asked_to_stop_ STITCH_GUARDED_BY(mutex_) = false;
 };
 
 // The hold of what takes part in an outcome for a future of its own: a then(), a group, a served
-// call. Shared by its canceller and its callback, which come to an agreement: what is given up does
-// not begin any more. Thread contract: any thread.
+// call. Its canceller and its callback come to an agreement: exactly one of them ends what it takes
+// part for, and what is given up does not begin any more. Thread contract: any thread; who calls a
+// method has a share of it.
 class Interest {
  public:
   explicit Interest(std::shared_ptr<FutureStateBase> in) : in_(std::move(in)) { in_->add_hold(); }
-  ~Interest() {
-    if (step_.load(std::memory_order_relaxed) != Step::given_up) in_->drop_hold();
-  }
+  ~Interest() { drop_hold(); }
   Interest(const Interest&) = delete;
   Interest& operator=(const Interest&) = delete;
   [[nodiscard]] const std::shared_ptr<FutureStateBase>& state() const noexcept { return in_; }
@@ -195,35 +207,73 @@ class Interest {
   void watch(CallbackList callback) {
     callback_ = callback.begin();
     in_->on_ready(std::move(callback));
-    watches_.store(true, std::memory_order_release);
+    if ((callback_state_.fetch_or(kWatches, std::memory_order_acq_rel) & kTakenBack) != 0)
+      in_->remove(callback_);
   }
-  // False: it has been given up.
-  [[nodiscard]] bool begin() noexcept {
-    Step held = Step::held;
-    return step_.compare_exchange_strong(held, Step::begun, std::memory_order_acq_rel);
+  enum class Begin : unsigned char {
+    yes,
+    stopped,  // it was given up, and its work has ended: end what it takes part for, and no more
+    no,       // it was given up: that has been ended
+  };
+  [[nodiscard]] Begin begin() noexcept {
+    Step step = Step::held;
+    if (to(step, Step::begun)) return Begin::yes;
+    if (step == Step::stopping && to(step, Step::begun)) return Begin::stopped;
+    return Begin::no;
   }
-  void cancel(Cancel how) {
-    Step held = Step::held;
+  // All: cancels the state, or, where it is complete, the callback. Own work: gives the state up.
+  // True: the callback has begun, or is called once the work has stopped. False: it is not called
+  // any more, or, where it `stays`, begins no more; and what it was for is to be ended now.
+  bool cancel(Cancel how, bool stays = false) {
+    Step step = Step::held;
     if (how == Cancel::all) {
-      in_->cancel();
-    } else if (step_.compare_exchange_strong(held, Step::given_up, std::memory_order_acq_rel)) {
-      if (watches_.load(std::memory_order_acquire)) in_->remove(callback_);
-      in_->stop_once_unheld();
-      in_->drop_hold();
+      if (!in_->ready()) {
+        in_->cancel();
+      } else {
+        release();
+      }
+      return false;
     }
+    if (!to(step, Step::stopping)) return step != Step::gone;
+    if (in_->give_up(1, in_) != FutureStateBase::GivenUp::goes_on) return true;
+    step = Step::stopping;
+    if (!to(step, Step::gone)) return true;
+    stays ? drop_hold() : take_back();
+    return false;
+  }
+  // It takes part no more, unless its callback has begun. The work goes on.
+  void release() noexcept {
+    Step step = Step::held;
+    if (to(step, Step::gone)) take_back();
   }
 
  private:
-  enum class Step : unsigned char { held, begun, given_up };
+  enum class Step : unsigned char { held, begun, stopping, gone };
+  bool to(Step& from, Step next) noexcept {
+    return step_.compare_exchange_strong(from, next, std::memory_order_acq_rel);
+  }
+  void take_back() noexcept {
+    if ((callback_state_.fetch_or(kTakenBack, std::memory_order_acq_rel) & kWatches) != 0)
+      in_->remove(callback_);
+    drop_hold();
+  }
+  void drop_hold() noexcept {
+    if (holds_.exchange(false, std::memory_order_acq_rel)) in_->drop_hold();
+  }
+
+  static constexpr unsigned char kWatches = 1, kTakenBack = 2;
   const std::shared_ptr<FutureStateBase> in_;
   std::atomic<Step> step_{Step::held};
-  std::atomic<bool> watches_{false};
+  std::atomic<unsigned char> callback_state_{0};
+  std::atomic<bool> holds_{true};
   CallbackList::iterator callback_;  // constant once it watches
 };
 [[nodiscard]] inline std::shared_ptr<Interest> make_interest(std::shared_ptr<FutureStateBase> in) {
   return std::allocate_shared<Interest>(base::RecyclingAllocator<Interest>(), std::move(in));
 }
 
+// The outcome of what was given up.
+[[nodiscard]] std::exception_ptr given_up_work() noexcept;
 // The outcome of a promise that was not kept.
 [[nodiscard]] std::exception_ptr dropped_promise() noexcept;
 

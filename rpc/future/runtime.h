@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <stop_token>
 #include <string>
 
 #include "stitch/base/unique_function.h"
@@ -17,6 +18,8 @@ class Runtime {
  public:
   // Runs `task` on the user-function threads, or here when they have ended.
   virtual void post(base::UniqueFunction<void()> task) = 0;
+  // Requests the stop on a thread that is reserved for stop callbacks, which may wait for futures.
+  virtual void run_stop(std::stop_source source) = 0;
   // For a thread that waits for `done`, which an answer may set: moves messages of this worker as
   // long as that pays off. True when `done` is set.
   virtual bool help(const std::atomic<bool>& done, Clock::time_point deadline) = 0;

@@ -227,6 +227,35 @@ TEST(DeviceStreamsOfReceivers, MemoryIsKeptForTheStreamThatUsesIt) {
   EXPECT_TRUE(is_kept_after_co_await(cuda(0, 1)).get());
 }
 
+// Where its value is taken, and not where the last member arrived.
+TEST(DeviceStreamsOfReceivers, MemoryOfAGroupIsKeptForTheStreamThatUsesIt) {
+  Cluster cluster(2, worker0_maps);
+  const auto call = [] { return rpc_async<same>("worker1", cuda(0, 1)); };
+  const auto one = rpc_async<plus_one>("worker1", 1);
+  const stitch::Promise<int> never;
+  const auto all = stitch::when_all(std::vector{call(), call(), call()});
+  const auto both = stitch::when_all(call(), one, call());
+  const auto alone = stitch::when_all(one, call());
+  const auto any = stitch::when_any(std::vector{call(), call()});
+  const auto either = stitch::when_any(call(), never.future());
+  EXPECT_TRUE(all.wait_for(20s));
+  EXPECT_TRUE(both.wait_for(20s));
+  EXPECT_TRUE(alone.wait_for(20s));
+  EXPECT_TRUE(any.wait_for(20s));
+  EXPECT_TRUE(either.wait_for(20s));
+  const c10::StreamGuard mine(fake::pool_stream(device(0)));
+  for (const at::Tensor& result : all.get()) EXPECT_TRUE(uses_its_stream(result));
+  EXPECT_TRUE(uses_its_stream(std::get<0>(both.get())));
+  EXPECT_TRUE(uses_its_stream(std::get<2>(both.get())));
+  EXPECT_TRUE(uses_its_stream(std::get<1>(alone.get())));
+  EXPECT_TRUE(uses_its_stream(any.get().second));
+  EXPECT_TRUE(uses_its_stream(std::get<0>(either.get())));
+  const auto then = stitch::when_all(call(), call()).then([](const auto& results) {
+    return uses_its_stream(std::get<0>(results)) && uses_its_stream(std::get<1>(results));
+  });
+  EXPECT_TRUE(then.get());
+}
+
 TEST(DeviceStreamsOfReceivers, AContinuationRunsUnderTheStreamsItWasAddedUnder) {
   Cluster cluster(2, worker0_maps);
   static_cast<void>(rpc_sync<same>("worker1", cuda(0, 1)));
