@@ -52,6 +52,27 @@ class StaleReads : public ::testing::TestWithParam<std::string> {
 INSTANTIATE_TEST_SUITE_P(By, StaleReads, ::testing::Values("local", "peer"),
                          [](const auto& each) { return each.param; });
 
+// What is not ordered is seen, or reported by the double: else the trials show nothing.
+TEST(StaleReadsControl, WhatDoesNotWaitIsStale) {
+  static_cast<void>(stitch::gpu_check::take_violations());
+  delay(device(0));  // measures itself the first time
+  const c10::StreamGuard producer(pool_stream(device(0)));
+  at::Tensor source = at::zeros({600'000}, at::TensorOptions().dtype(at::kFloat).device(device(0)));
+  static_cast<void>(source.cpu());
+  int stale = 0;
+  for (int trial = 1; trial <= 10; ++trial) {
+    delay(device(0));
+    source.fill_(trial);
+    {
+      const c10::StreamGuard consumer(pool_stream(device(0)));
+      stale += at::all(source.cpu() == trial).item<bool>() ? 0 : 1;
+    }
+    static_cast<void>(source.cpu());
+  }
+  const std::string reported = stitch::gpu_check::take_violations();
+  EXPECT_TRUE(stale > 5 || !reported.empty()) << stale << " of 10 were stale";
+}
+
 // The same memory at the source and in `into` each time. Its bytes are written behind a delay, and
 // others as soon as the call has completed.
 TEST_P(StaleReads, AreNone) {

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <chrono>
 #include <cstdio>
 
 #include "tests/gpu/device/calls_check.h"
@@ -24,11 +25,29 @@ c10::Stream pool_stream(at::Device device) {
   return c10::impl::VirtualGuardImpl(at::kCUDA).getStreamFromGlobalPool(device);
 }
 
-// 128 MiB written eight times: some hundred microseconds on each GPU that there is.
+// 128 MiB, written so often that it takes 3 ms at least: long beside a call, which would not wait
+// for it if it were wrong.
 void delay(at::Device device) {
   const at::Tensor memory =
       at::empty({std::int64_t{32} << 20}, at::TensorOptions().dtype(at::kFloat).device(device));
-  for (int i = 0; i < 8; ++i) memory.fill_(i);
+  const auto fill = [&](int times) {
+    for (int i = 0; i < times; ++i) memory.fill_(i);
+  };
+  static const int kTimes = [&] {
+    for (int times = 8;; times *= 2) {
+      torch::cuda::synchronize(device.index());
+      const auto begin = std::chrono::steady_clock::now();
+      fill(times);
+      torch::cuda::synchronize(device.index());
+      constexpr int kMost = 1 << 12;
+      if (std::chrono::steady_clock::now() - begin >= std::chrono::milliseconds(3) ||
+          times >= kMost) {
+        std::printf("delay: %d times 128 MiB\n", times);
+        return times;
+      }
+    }
+  }();
+  fill(kTimes);
 }
 
 int default_trials() { return kTrialsOnGpu; }

@@ -39,9 +39,10 @@ struct Arguments {
   Path path = Path::staging;
   int trials = 1000;  // of stale reads
   int kills = 50;
-  std::size_t delay = 64 * kMiB;
-  std::string meeting{};  // of the double; empty: a GPU
-  int socket = -1;        // of the second process
+  std::size_t delay = 64 * kMiB;  // bytes
+  int delay_times = 4;            // that they are written
+  std::string meeting{};          // of the double; empty: a GPU
+  int socket = -1;                // of the second process
 };
 
 std::optional<FakeGpu> double_of(const Arguments& arguments) {
@@ -85,6 +86,8 @@ class Other {
                                    std::string(short_name(arguments.path)),
                                    "--delay",
                                    std::to_string(arguments.delay),
+                                   "--delay-times",
+                                   std::to_string(arguments.delay_times),
                                    "--socket",
                                    std::to_string(sockets[1])};
     if (!arguments.meeting.empty()) words.insert(words.end(), {"--meeting", arguments.meeting});
@@ -123,14 +126,23 @@ class Other {
 
 class Check {
  public:
-  Check(const Arguments& arguments, std::shared_ptr<Lanes> lanes)
-      : arguments_(arguments), lanes_(std::move(lanes)) {}
+  // `fake`: null on a GPU.
+  Check(const Arguments& arguments, std::shared_ptr<Lanes> lanes, FakeGpu* fake)
+      : arguments_(arguments), lanes_(std::move(lanes)), fake_(fake) {}
 
   // Each size by the path, with the right bytes; and nothing stale.
   void bytes() {
+    // Long beside the frames and copies of a transfer, which do not wait for it where they are
+    // wrong. The double puts what is not ordered into its report.
+    if (arguments_.meeting.empty()) {
+      arguments_.delay_times = writes_that_take(lanes_->cuda(), arguments_.delay, 3ms);
+      std::printf("delay %s: %d times %zu bytes\n", name(), arguments_.delay_times,
+                  arguments_.delay);
+    }
     Other other(arguments_);
     {
       const auto end = open(other);
+      control(*end);
       const auto before = end->sent_by(arguments_.path);
       const std::vector<std::size_t> sizes{1, 4096, 65'537, kMiB, 8 * kMiB, 41 * kMiB + 5};
       std::uint8_t value = 1;
@@ -144,6 +156,7 @@ class Check {
       std::printf("pass %s: %d trials, 0 stale\n", name(), arguments_.trials);
     }
     if (other.end() != 0) fail("the second process failed");
+    arguments_.delay_times = Arguments{}.delay_times;
   }
 
   void kills() {
@@ -180,11 +193,31 @@ class Check {
  private:
   [[nodiscard]] const char* name() const { return short_name(arguments_.path).data(); }
 
+  // A source that does not wait for its producer is noticed: else nothing here shows anything.
+  void control(PairEnd& end) {
+    constexpr int kTrials = 10;
+    int stale = 0;
+    for (int i = 0; i < kTrials; ++i) {
+      end.send(end.source_of(kMiB), kMiB, static_cast<std::uint8_t>(100 + i), false);
+      if (!end.wait()) fail("a transfer does not end");
+      for (const auto& outcome : end.take_outcomes()) {
+        if (outcome.error) fail(outcome.error->what());
+        stale += outcome.verified && !*outcome.verified ? 1 : 0;
+      }
+    }
+    const std::string reported = fake_ != nullptr ? fake_->take_violations() : "";
+    if (stale == 0 && reported.empty())
+      fail("transfers that did not wait for their producer brought its bytes: the delay is short");
+    std::printf("pass %s: %d of %d that do not wait are stale%s\n", name(), stale, kTrials,
+                reported.empty() ? "" : ", or reported");
+  }
+
   // With the path open.
   std::unique_ptr<PairEnd> open(const Other& other,
                                 std::optional<std::chrono::nanoseconds> slot_grace = {}) {
-    auto end = std::make_unique<PairEnd>(
-        PairEnd::Options{other.socket(), 0, lanes_, arguments_.path, arguments_.delay, slot_grace});
+    auto end = std::make_unique<PairEnd>(PairEnd::Options{other.socket(), 0, lanes_,
+                                                          arguments_.path, arguments_.delay,
+                                                          arguments_.delay_times, slot_grace});
     const auto limit = std::chrono::steady_clock::now() + 60s;
     while (end->sent_by(arguments_.path) == 0) {
       if (std::chrono::steady_clock::now() > limit) fail(std::string(name()) + " does not open");
@@ -204,8 +237,9 @@ class Check {
     }
   }
 
-  const Arguments arguments_;
+  Arguments arguments_;
   const std::shared_ptr<Lanes> lanes_;
+  FakeGpu* const fake_;
 };
 
 int run(const Arguments& arguments) {
@@ -227,9 +261,10 @@ int run(const Arguments& arguments) {
   {
     const auto lanes = std::make_shared<Lanes>(*libraries.cuda(), libraries.nccl());
     if (second) {
-      PairEnd({arguments.socket, 1, lanes, arguments.path, arguments.delay}).serve();
+      PairEnd({arguments.socket, 1, lanes, arguments.path, arguments.delay, arguments.delay_times})
+          .serve();
     } else {
-      Check check(arguments, lanes);
+      Check check(arguments, lanes, fake ? &*fake : nullptr);
       check.bytes();
       check.kills();
     }
@@ -256,6 +291,8 @@ Arguments parse(int argc, char** argv) {
       arguments.kills = std::stoi(value);
     } else if (option == "--delay") {
       arguments.delay = std::stoul(value);
+    } else if (option == "--delay-times") {
+      arguments.delay_times = std::stoi(value);
     } else if (option == "--meeting") {
       arguments.meeting = value;
     } else if (option == "--socket") {

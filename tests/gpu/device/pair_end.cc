@@ -68,6 +68,20 @@ Memory::~Memory() {
   static_cast<void>(cuda_.free(data_));
 }
 
+int writes_that_take(const CudaApi& cuda, std::size_t bytes, std::chrono::milliseconds time) {
+  const Memory memory(cuda, bytes);
+  constexpr int kMost = 1 << 14;
+  for (int times = 4; times < kMost; times *= 2) {
+    require(cuda, cuda.stream_synchronize(memory.stream()), "stream_synchronize");
+    const auto begin = std::chrono::steady_clock::now();
+    for (int i = 0; i < times; ++i)
+      require(cuda, cuda.memset_async(memory.data(), i, bytes, memory.stream()), "memset");
+    require(cuda, cuda.stream_synchronize(memory.stream()), "stream_synchronize");
+    if (std::chrono::steady_clock::now() - begin >= time) return times;
+  }
+  return kMost;
+}
+
 PairEnd::PairEnd(Options options)
     : options_(std::move(options)), cuda_(options_.lanes->cuda()), consumer_(source_of(256)) {
   DeviceTransfers::Options of_transfers;
@@ -167,8 +181,7 @@ std::shared_ptr<Memory> PairEnd::source_of(std::size_t bytes) const {
 
 // Writes what lies behind the bytes to send, again and again.
 void PairEnd::delay(const Memory& memory, std::size_t behind) {
-  constexpr int kTimes = 4;
-  for (int i = 0; i < kTimes && options_.delay_bytes > 0; ++i) {
+  for (int i = 0; i < options_.delay_times && options_.delay_bytes > 0; ++i) {
     require(cuda_,
             cuda_.memset_async(static_cast<std::byte*>(memory.data()) + behind, i,
                                options_.delay_bytes, memory.stream()),
@@ -204,7 +217,8 @@ void PairEnd::verify_all() {
   }
 }
 
-std::uint64_t PairEnd::send(std::shared_ptr<Memory> source, std::size_t bytes, std::uint8_t value) {
+std::uint64_t PairEnd::send(std::shared_ptr<Memory> source, std::size_t bytes, std::uint8_t value,
+                            bool ordered) {
   struct Kept {
     const CudaApi& cuda;
     const std::shared_ptr<Memory> memory;
@@ -231,8 +245,8 @@ std::uint64_t PairEnd::send(std::shared_ptr<Memory> source, std::size_t bytes, s
   const Named named{id, bytes, value};
   write(kNamed, &named, sizeof(named));
   transfers_->send_as(
-      id, 1 - options_.number, 0, {0, kept->memory->data(), bytes}, kept->event, kept,
-      [this, id, bytes, memory = kept->memory](std::optional<Error> error) {
+      id, 1 - options_.number, 0, {0, kept->memory->data(), bytes}, ordered ? kept->event : nullptr,
+      kept, [this, id, bytes, memory = kept->memory](std::optional<Error> error) {
         if (!error) {
           static_cast<void>(cuda_.memset_async(memory->data(), 0xEE, bytes, memory->stream()));
         }

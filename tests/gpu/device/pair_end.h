@@ -33,6 +33,10 @@ class Memory {
   cuda::Stream stream_ = nullptr;
 };
 
+// How often `bytes` have to be written on device 0 to take it at least `time`.
+[[nodiscard]] int writes_that_take(const CudaApi& cuda, std::size_t bytes,
+                                   std::chrono::milliseconds time);
+
 // Throws std::runtime_error with the text of the status.
 void require(const CudaApi& cuda, cuda::Status status, const char* what);
 
@@ -47,6 +51,7 @@ class PairEnd {
     std::shared_ptr<Lanes> lanes;
     Path path = Path::staging;    // the only one it is to use, but while that is being opened
     std::size_t delay_bytes = 0;  // written on the device before and after each transfer
+    int delay_times = 4;          // so often
     // As of DeviceTransfers, if it is to be another than there.
     std::optional<std::chrono::nanoseconds> slot_grace{};
   };
@@ -64,8 +69,9 @@ class PairEnd {
   // Memory to send so many bytes from.
   [[nodiscard]] std::shared_ptr<Memory> source_of(std::size_t bytes) const;
   // Fills `source` with `value`, behind a delay, and sends it; as soon as that has ended it has
-  // other bytes.
-  std::uint64_t send(std::shared_ptr<Memory> source, std::size_t bytes, std::uint8_t value);
+  // other bytes. Not `ordered`: without waiting for what fills it, which is wrong.
+  std::uint64_t send(std::shared_ptr<Memory> source, std::size_t bytes, std::uint8_t value,
+                     bool ordered = true);
   // Waits for all that was sent; false after a minute.
   [[nodiscard]] bool wait();
   // Of all that was sent since the last call.
