@@ -193,5 +193,25 @@ TEST(Beside, ALaneWhoseDeviceHangsEndsWithoutWaitingForIt) {
   EXPECT_EQ(world.gpu.wait_until_idle(), "");
 }
 
+// It may still write to memory that other processes have mapped, and that stays.
+TEST(Beside, ALaneWhoseDeviceHangsKeepsTheMemoryThatItShares) {
+  TransfersWorld world({.adjust = [](std::size_t, DeviceTransfers::Options& options) {
+    options.use_nccl = false;
+    options.use_shared = true;
+    options.abort_timeout = 100ms;
+  }});
+  world.await_path(0, 0, 1, 1, Path::shared);
+  const int gate = world.gpu.make_gate();
+  hold(world, 0, 0, gate, &Lane::copies_out);
+  const auto copies = world.gpu.calls("memcpy_async", 0);
+  const auto transfer = world.start(0, 0, 1, 1, 5000, 'b');
+  ASSERT_TRUE(eventually([&] { return world.gpu.calls("memcpy_async", 0) > copies; }));
+  world.end();
+  EXPECT_EQ(transfer->sent, 1);
+  EXPECT_EQ(world.gpu.violations(), "");
+  world.gpu.open_gate(gate);
+  EXPECT_EQ(world.gpu.wait_until_idle(), "");
+}
+
 }  // namespace
 }  // namespace stitch::transport::gpu::test

@@ -114,10 +114,16 @@ TEST(Retry, APathThatIsRefusedIsNotTriedBeforeItsPauseIsOver) {
 }
 
 TEST(Retry, WhatSharedMemoryHadGoesByStagingWhenACopyFailsAtEitherEnd) {
-  for (const int failing : {0, 1}) {
+  for (const int round : {0, 1, 2, 3}) {
+    const int failing = round % 2;
+    const Path path = round / 2 == 0 ? Path::ipc : Path::shared;
     for (const int nth : {1, 5}) {  // before the first bytes have come, and after some of one
-      TransfersWorld world({.adjust = with_short_pauses});
-      world.await_path(0, 1, 1, 1, Path::ipc);
+      TransfersWorld world({.adjust = [&](std::size_t, DeviceTransfers::Options& options) {
+        options.reopen_backoff = 1ms;
+        options.use_ipc = path == Path::ipc;
+        options.use_shared = path == Path::shared;
+      }});
+      world.await_path(0, 1, 1, 1, path);
       world.gpu.inject(failing, "memcpy_async", cuda::kInvalidValue, nth);
       std::vector<std::shared_ptr<TestTransfer>> transfers;
       for (int i = 0; i < (nth == 1 ? 3 : 1); ++i)
@@ -126,9 +132,9 @@ TEST(Retry, WhatSharedMemoryHadGoesByStagingWhenACopyFailsAtEitherEnd) {
         ASSERT_NO_FATAL_FAILURE(world.wait(*transfer));
         world.expect_bytes(*transfer);
       }
-      EXPECT_EQ(failures(world, 0, 1, Path::ipc), 1U) << failing << ", " << nth;
+      EXPECT_EQ(failures(world, 0, 1, path), 1U) << failing << ", " << nth;
       EXPECT_GE(world.transfers[0]->counters().retries, 1U);
-      world.await_path(0, 1, 1, 1, Path::ipc);                // it is offered again
+      world.await_path(0, 1, 1, 1, path);                     // it is offered again
       world.expect_arrival(0, 1, 1, 1, 75 * kMegabyte, 'e');  // all slots are there
     }
   }

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <future>
 #include <memory>
 #include <string>
@@ -216,9 +217,24 @@ TEST(Silence, WhatWasSaidWhileAProcessWasStoppedItselfIsReadFirst) {
   EXPECT_EQ(world.transfers[0]->counters().silences, 0U);
 }
 
-TEST(Silence, WhoFindsAllSharedMemoryLentToAStoppedPeerGoesByStaging) {
-  TransfersWorld world({.workers = 4, .adjust = impatient_without_nccl});
-  for (const std::size_t peer : {1U, 2U, 3U}) world.await_path(0, 0, peer, 0, Path::ipc);
+// Through slots of memory that processes share, of the device or of the host.
+class SlotSilence : public ::testing::TestWithParam<Path> {
+ protected:
+  // Leaves no other path but staging.
+  static std::function<void(std::size_t, DeviceTransfers::Options&)> by_slots() {
+    return [path = GetParam()](std::size_t worker, DeviceTransfers::Options& options) {
+      impatient_without_nccl(worker, options);
+      options.use_ipc = path == Path::ipc;
+      options.use_shared = path == Path::shared;
+    };
+  }
+};
+INSTANTIATE_TEST_SUITE_P(By, SlotSilence, ::testing::Values(Path::ipc, Path::shared),
+                         [](const auto& info) { return std::string(short_name(info.param)); });
+
+TEST_P(SlotSilence, WhoFindsAllSharedMemoryLentToAStoppedPeerGoesByStaging) {
+  TransfersWorld world({.workers = 4, .adjust = by_slots()});
+  for (const std::size_t peer : {1U, 2U, 3U}) world.await_path(0, 0, peer, 0, GetParam());
   // Each of two peers is stopped with the four slots that a transfer may have.
   const int gate = world.gpu.make_gate();
   const auto stopped_with_slots = [&](std::size_t peer) {
@@ -252,21 +268,21 @@ TEST(Silence, WhoFindsAllSharedMemoryLentToAStoppedPeerGoesByStaging) {
   world.network->resume(3);
   world.wait(*one);
   world.wait(*other);
-  world.await_path(0, 0, 2, 0, Path::ipc);
+  world.await_path(0, 0, 2, 0, GetParam());
   world.expect_arrival(0, 0, 2, 0, 75 * kMegabyte, 'b');
 }
 
 // Two peers are lost with all slots: they may live, and still read them.
-TEST(Silence, NoTransferWaitsForSlotsThatLostPeersMayStillRead) {
+TEST_P(SlotSilence, NoTransferWaitsForSlotsThatLostPeersMayStillRead) {
   TransfersWorld world({.workers = 5,
                         .processes = {0, 1, 2, 3, 0},
                         .adjust = [](std::size_t worker, DeviceTransfers::Options& options) {
-                          impatient_without_nccl(worker, options);
+                          by_slots()(worker, options);
                           options.silence_timeout = 60s;
                           options.slot_grace = 2s;
                         }});
-  for (const std::size_t peer : {1U, 2U, 3U}) world.await_path(0, 0, peer, 0, Path::ipc);
-  world.await_path(4, 0, 2, 0, Path::ipc);  // of the same process
+  for (const std::size_t peer : {1U, 2U, 3U}) world.await_path(0, 0, peer, 0, GetParam());
+  world.await_path(4, 0, 2, 0, GetParam());  // of the same process
   const int gate = world.gpu.make_gate();
   std::vector<std::shared_ptr<TestTransfer>> lost;
   for (const std::size_t peer : {1U, 3U}) lost.push_back(with_all_its_slots(world, peer, gate));
@@ -281,22 +297,22 @@ TEST(Silence, NoTransferWaitsForSlotsThatLostPeersMayStillRead) {
     EXPECT_TRUE(world.transfers[source]->counters().failures.empty()) << source;
   }
   world.gpu.open_gate(gate);
-  for (const std::size_t source : {0U, 4U}) world.await_path(source, 0, 2, 0, Path::ipc);
+  for (const std::size_t source : {0U, 4U}) world.await_path(source, 0, 2, 0, GetParam());
   EXPECT_GE(std::chrono::steady_clock::now() - begun, 1s) << "they may still read them";
   world.expect_arrival(0, 0, 2, 0, 75 * kMegabyte, 'b');
 }
 
 // Workers 0 and 2 are of one process, whose outbox they share.
-TEST(Silence, AWorkerThatStopsTakesNoSlotsFromTheOthersOfItsProcess) {
+TEST_P(SlotSilence, AWorkerThatStopsTakesNoSlotsFromTheOthersOfItsProcess) {
   TransfersWorld world({.workers = 3,
                         .processes = {0, 1, 0},
                         .adjust = [](std::size_t worker, DeviceTransfers::Options& options) {
-                          impatient_without_nccl(worker, options);
+                          by_slots()(worker, options);
                           options.silence_timeout = 60s;
                           options.slot_grace = 2s;
                         }});
-  world.await_path(0, 0, 1, 0, Path::ipc);
-  world.await_path(2, 0, 1, 0, Path::ipc);
+  world.await_path(0, 0, 1, 0, GetParam());
+  world.await_path(2, 0, 1, 0, GetParam());
   const int gate = world.gpu.make_gate();
   // Worker 1 reads none of them before the other has stopped.
   const auto first = with_all_its_slots(world, 1, gate);
@@ -304,18 +320,18 @@ TEST(Silence, AWorkerThatStopsTakesNoSlotsFromTheOthersOfItsProcess) {
   world.shut_down(0, 0ms);
   world.gpu.open_gate(gate);
   ASSERT_TRUE(eventually([&] { return first->sent == 1 && second->sent == 1; }));
-  world.await_path(2, 0, 1, 0, Path::ipc);
+  world.await_path(2, 0, 1, 0, GetParam());
   world.expect_arrival(2, 0, 1, 0, 75 * kMegabyte, 'c');
 }
 
 // Worker 0 counts worker 1 as lost, which does not know it yet, and uses its slots again.
-TEST(Silence, WhatALostPeerReadsFromASlotTooLateIsNotItsTransfer) {
+TEST_P(SlotSilence, WhatALostPeerReadsFromASlotTooLateIsNotItsTransfer) {
   TransfersWorld world({.adjust = [](std::size_t worker, DeviceTransfers::Options& options) {
-    impatient_without_nccl(worker, options);
+    by_slots()(worker, options);
     options.silence_timeout = 60s;
     options.slot_grace = 300ms;
   }});
-  world.await_path(0, 0, 1, 0, Path::ipc);
+  world.await_path(0, 0, 1, 0, GetParam());
   const int gate = world.gpu.make_gate();
   const auto transfer = with_all_its_slots(world, 1, gate, 30 * kMegabyte);
   world.network->freeze(1);

@@ -74,6 +74,47 @@ TEST(Transfers, CommunicatorsOpenInTheBackgroundAndAreUsedThen) {
   EXPECT_GE(world.count(1, 0, Path::nccl, false).bytes, 5 * kMiB);
 }
 
+TEST(Transfers, CommunicatorsThatAreNotUsedMakeRoomForOthers) {
+  TransfersWorld world({.workers = 4, .adjust = [](std::size_t, DeviceTransfers::Options& options) {
+                          options.max_communicators = 2;
+                          options.unused_time = 0ms;
+                          options.reopen_backoff = 1h;
+                        }});
+  for (int round = 0; round < 2; ++round) {
+    for (const std::size_t to : {1U, 2U, 3U}) {
+      world.await_path(0, 0, to, 1, Path::nccl);
+      EXPECT_LE(world.gpu.open_communicators(0), 3U);  // one may not be aborted yet
+    }
+  }
+  EXPECT_TRUE(stitch::testing::eventually([&] { return world.gpu.open_communicators() == 4; }));
+  EXPECT_EQ(world.transfers[0]->counters().communicators, (std::map<int, std::size_t>{{0, 2}}));
+  for (const auto& transfers : world.transfers) EXPECT_EQ(transfers->counters().breaks, 0U);
+  EXPECT_EQ(world.transfers[0]->counters().paused, 0U);
+  EXPECT_EQ(world.transfers[0]->counters().retries, 0U);
+}
+
+// Both have something under way: a third pair of devices goes by staging, and breaks none.
+TEST(Transfers, CommunicatorsInUseAreNotClosed) {
+  TransfersWorld world({.workers = 4, .adjust = [](std::size_t, DeviceTransfers::Options& options) {
+                          options.max_communicators = 2;
+                          options.unused_time = 0ms;
+                        }});
+  for (const std::size_t to : {1U, 2U}) world.await_path(0, 0, to, 1, Path::nccl);
+  world.keep_acknowledgments = true;
+  std::vector<std::shared_ptr<TestTransfer>> kept;
+  for (const std::size_t to : {1U, 2U}) {
+    kept.push_back(world.start(0, 0, to, 1, 5000, 'a'));
+    ASSERT_TRUE(stitch::testing::eventually([&] { return kept.back()->received == 1; }));
+  }
+  world.keep_acknowledgments = false;
+  for (int i = 0; i < 3; ++i) world.expect_arrival(0, 0, 3, 1, 5000, 'b');
+  EXPECT_EQ(world.count(0, 3, Path::staging, true).messages, 3U);
+  EXPECT_EQ(world.transfers[0]->counters().breaks, 0U);
+  world.acknowledgments.clear();
+  for (const auto& transfer : kept) world.wait(*transfer);
+  world.await_path(0, 0, 3, 1, Path::nccl);
+}
+
 TEST(Transfers, TransfersAboveThePieceSizeGoInPieces) {
   TransfersWorld world({.adjust = [](std::size_t, DeviceTransfers::Options& options) {
     options.nccl_piece_bytes = 4096;
@@ -375,6 +416,8 @@ TEST(Transfers, ALostDeviceFailsItsTransfersAndNoOthers) {
     }
   }
   world.expect_arrival(0, 0, 1, 2, 5000, 'b');
+  EXPECT_EQ(world.transfers[1]->counters().lost, std::vector<int>{1});
+  EXPECT_EQ(world.transfers[0]->counters().lost, std::vector<int>{});
 }
 
 TEST(Transfers, ATransferThatStallsGoesByStaging) {
@@ -387,6 +430,24 @@ TEST(Transfers, ATransferThatStallsGoesByStaging) {
   world.expect_arrival(0, 0, 1, 1, 5000, 'a');
   world.expect_arrival(0, 0, 1, 1, 5000, 'b');
   EXPECT_GE(world.transfers[0]->counters().retries, 1U);
+}
+
+// All are launched at the source at once, and done one after another.
+TEST(Transfers, ASlowQueueOfTransfersDoesNotStall) {
+  TransfersWorld world({.adjust = [](std::size_t, DeviceTransfers::Options& options) {
+    options.stall_timeout = 1s;
+    options.reopen_backoff = 1ms;
+  }});
+  world.await_path(0, 0, 1, 1, Path::nccl);
+  world.allocation_ms = 150;  // on the lane, one after another
+  std::vector<std::shared_ptr<TestTransfer>> transfers;
+  for (int i = 0; i < 16; ++i) transfers.push_back(world.start(0, 0, 1, 1, 5000, 'a'));
+  for (const auto& transfer : transfers) {
+    world.wait(*transfer);
+    world.expect_bytes(*transfer);
+  }
+  EXPECT_EQ(world.transfers[0]->counters().breaks, 0U);
+  EXPECT_EQ(world.transfers[1]->counters().breaks, 0U);
 }
 
 TEST(Transfers, ACtsThatDoesNotComeBreaksThePairAndHoldsNothingBack) {

@@ -260,6 +260,7 @@ void TransfersWorld::receive(std::size_t worker, std::size_t from, TransferId id
     // libtorch would take it for an error of its own.
     EXPECT_EQ(cuda(worker).get_last_error(), cuda::kSuccess);
     if (failing_allocations > 0 && failing_allocations-- > 0) return {};
+    std::this_thread::sleep_for(std::chrono::milliseconds(allocation_ms));
     void* memory = nullptr;
     const CudaApi& api = cuda(worker);
     if (api.malloc(&memory, bytes) != cuda::kSuccess) {

@@ -137,6 +137,7 @@ class TransfersWorld {
 
   FakeGpu gpu;
   std::atomic<int> failing_allocations{0};        // so many allocations of receivers give no memory
+  std::atomic<int> allocation_ms{0};              // how long each allocation of receivers takes
   std::atomic<bool> keep_acknowledgments{false};  // of what arrives, here:
   std::vector<std::shared_ptr<void>> acknowledgments;
   std::vector<std::unique_ptr<DeviceTransfers>> transfers;

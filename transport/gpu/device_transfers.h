@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -99,7 +100,11 @@ class DeviceTransfers {
     std::chrono::nanoseconds silence_timeout = std::chrono::seconds(60);
     // How long a peer may read a slot of shared memory, should it be lost: then it is used again.
     std::chrono::nanoseconds slot_grace = std::chrono::seconds(10);
-    std::size_t nccl_piece_bytes = std::size_t{64} << 20;       // larger transfers go in pieces
+    std::size_t nccl_piece_bytes = std::size_t{64} << 20;  // larger transfers go in pieces
+    // Communicators by which a device sends: for one more, the one that was not used for longest is
+    // closed, if that is so long. Each takes some 100 MiB of the device.
+    std::size_t max_communicators = 32;
+    std::chrono::nanoseconds unused_time = std::chrono::seconds(1);
     std::size_t max_transfers_per_peer = std::size_t{1} << 16;  // announced, not asked for yet
   };
 
@@ -166,6 +171,9 @@ class DeviceTransfers {
     int nccl_version = 0;  // as this worker tells it to others; 0: it uses none
     std::vector<std::pair<PeerId, int>> peers_nccl;  // what they have told
     std::vector<int> without_nccl;                   // devices, after an abort that hung
+    std::map<int, std::size_t> communicators;        // by which a device sends or receives, now
+    std::vector<int> held;                           // devices, by a lane_lock(), now
+    std::vector<int> lost;                           // devices, to this process
     std::size_t paused = 0;      // pairs of devices whose path is not to be tried yet
     std::uint64_t silences = 0;  // of peers, that ended transfers
     std::uint64_t breaks = 0;    // of communicators

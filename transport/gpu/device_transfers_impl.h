@@ -45,10 +45,12 @@ struct NcclPair {
   bool peer_ready = false;
   bool tested = false;      // destination: its test was announced, and entered in the order
   bool test_waits = false;  // destination: it was announced, and waits for who holds the device
-  bool ordered = false;     // in the lane's order; then the lane uses `comm`, before the connector
+  std::chrono::steady_clock::time_point used{};  // source: last by a transfer
+  bool ordered = false;  // in the lane's order; then the lane uses `comm`, before the connector
   std::optional<Error> why;
   struct Launched {
-    std::shared_ptr<void> owner;  // keeps the memory alive
+    std::shared_ptr<void> owner;       // keeps the memory alive
+    std::chrono::nanoseconds limit{};  // from when the stream has done what is before it
     std::chrono::steady_clock::time_point deadline;
   };
   std::map<std::uint64_t, Launched> launched;  // and not finished
@@ -323,6 +325,8 @@ class DeviceTransfers::Impl : public std::enable_shared_from_this<Impl> {
   // Source: it was refused, or broke.
   void outbox_failed(const OutboxKey& key, const char* why) STITCH_REQUIRES(mutex_);
   void on_outbox_offer(PeerId from, const OutboxOfferFrame& frame);
+  // Maps it once nothing holds the device: to allocate and to free would wait for what holds it.
+  void map_later(Lane& lane, PeerId from, const OutboxOfferFrame& frame);
   void map_outbox(Lane& lane, PeerId from, const OutboxOfferFrame& frame);
   void on_outbox_ready(PeerId from, const OutboxReadyFrame& frame);
   void on_outbox_closed(PeerId from, const OutboxClosedFrame& frame);
@@ -362,6 +366,11 @@ class DeviceTransfers::Impl : public std::enable_shared_from_this<Impl> {
   [[nodiscard]] PairPtr find_pair(PeerId peer, End end, const PairName& name) const
       STITCH_REQUIRES(mutex_);
   void break_pair(const PairPtr& pair, const Error& why, bool tell);
+  // As that, but nothing has failed: it makes room for another one.
+  void close_unused(const PairPtr& pair);
+  void end_pair(const PairPtr& pair, const Error& why, bool tell, bool unused);
+  // Source: whether there may be one more from that device. `unused` is to be closed for it.
+  [[nodiscard]] bool has_room(const Lane& lane, PairPtr& unused) const STITCH_REQUIRES(mutex_);
   void retire(const PairPtr& pair);   // aborts what the pair runs on the device
   void abort(const PairPtr& pair);    // again after a while, where the system gives no thread
   void retired(const PairPtr& pair);  // lane: nothing of the pair runs on the device any more
@@ -385,6 +394,8 @@ class DeviceTransfers::Impl : public std::enable_shared_from_this<Impl> {
   [[nodiscard]] nccl::Result issue(NcclPair& pair, void* memory, std::size_t bytes, bool to_sink);
   void issued(const PairPtr& pair, std::uint64_t number);
   void launch_done(const PairPtr& pair, std::uint64_t number, cuda::Status status);
+  // The stream of that end on that lane has come further: what is behind has its time from now on.
+  void extend_deadlines(const Lane& lane, End end) STITCH_REQUIRES(mutex_);
   // Lane. Memory to test the pair with, filled at the source; null when there is none.
   [[nodiscard]] void* test_memory(NcclPair& pair);
   void test_arrived(const PairPtr& pair);
@@ -409,8 +420,9 @@ class DeviceTransfers::Impl : public std::enable_shared_from_this<Impl> {
   std::map<TransferOrder::Pair, PairPtr> ordered_ STITCH_GUARDED_BY(mutex_);  // by token
   std::map<OutboxKey, OwnOutbox> own_outboxes_ STITCH_GUARDED_BY(mutex_);
   std::map<OutboxKey, PeerOutbox> peer_outboxes_ STITCH_GUARDED_BY(mutex_);
-  // Slots of own memory that were named in a SLOT and not in a FREE: peer, path, device, slot.
-  std::set<std::tuple<PeerId, Path, int, int>> lent_slots_ STITCH_GUARDED_BY(mutex_);
+  // Slots of own memory that were named in a SLOT and not in a FREE, and for which transfer: peer,
+  // path, device, slot.
+  std::map<std::tuple<PeerId, Path, int, int>, TransferId> lent_slots_ STITCH_GUARDED_BY(mutex_);
   std::map<std::tuple<PeerId, int, Path, bool>, PathCount> counts_ STITCH_GUARDED_BY(mutex_);
   std::map<std::tuple<PeerId, int, Path>, std::uint64_t> failures_ STITCH_GUARDED_BY(mutex_);
   std::uint64_t breaks_ STITCH_GUARDED_BY(mutex_) = 0;

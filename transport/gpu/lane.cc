@@ -191,7 +191,9 @@ void Lane::set_up() {
     if (status != cuda::kSuccess) break;
     status = cuda_.stream_create_with_priority(&stream, cuda::kStreamNonBlocking, greatest);
   }
-  if (status != cuda::kSuccess) failure_ = error_of(status, "streams cannot be created");
+  if (status == cuda::kSuccess) return;
+  failure_ = error_of(status, "streams cannot be created");
+  lost_ = true;
 }
 
 void Lane::tear_down() {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -74,6 +75,8 @@ class Lane {
   [[nodiscard]] bool hold(std::chrono::steady_clock::time_point deadline);
   void release();
   [[nodiscard]] bool held() const;
+  // As failure() has it.
+  [[nodiscard]] bool is_lost() const noexcept { return lost_; }
 
   // --- from tasks and watches ---
   void watch(Watch watch);
@@ -148,6 +151,7 @@ class Lane {
   std::vector<Watch> watches_;
   Watch issuing_;
   std::optional<Error> failure_;
+  std::atomic<bool> lost_{false};  // of any thread
   void* sink_ = nullptr;
   StagingRing outgoing_;
   StagingRing incoming_;

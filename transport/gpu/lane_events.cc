@@ -93,6 +93,7 @@ void Lane::lost(cuda::Status status) {
                                             " is lost to this process until it is restarted: " +
                                             cuda_.get_error_name(status) + ", " +
                                             cuda_.get_error_string(status));
+  lost_ = true;
 }
 
 }  // namespace stitch::transport::gpu

@@ -80,6 +80,12 @@ Lane& Lanes::lane(int device) {
   return *lane;
 }
 
+bool Lanes::lost(int device) const {
+  const base::MutexLock lock(mutex_);
+  const auto& lane = lanes_.at(static_cast<std::size_t>(device));
+  return lane != nullptr && lane->is_lost();
+}
+
 bool Lanes::held(int device) const {
   const base::MutexLock lock(mutex_);
   const auto& lane = lanes_.at(static_cast<std::size_t>(device));

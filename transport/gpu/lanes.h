@@ -49,6 +49,8 @@ class Lanes {
   [[nodiscard]] Lane& lane(int device);
   // Whether other users of NCCL hold it (Lane::hold). For a device that is there.
   [[nodiscard]] bool held(int device) const;
+  // Whether it cannot be used any more by this process (Lane::failure).
+  [[nodiscard]] bool lost(int device) const;
   // Where time limits are, and what waits for them. It makes no call that may wait for a device or
   // for a peer: nothing would notice that one does.
   [[nodiscard]] base::TaskThread& connector() noexcept { return connector_; }

@@ -324,11 +324,40 @@ void DeviceTransfers::Impl::on_comm_break(PeerId from, const CommBreakFrame& fra
     }
   }
   if (pair != nullptr) {
-    break_pair(pair, Error(ErrorCode::internal, frame.text).with_remote(true), false);
+    end_pair(pair, Error(ErrorCode::internal, frame.text).with_remote(true), false,
+             frame.text.empty());
   }
 }
 
 void DeviceTransfers::Impl::break_pair(const PairPtr& pair, const Error& why, bool tell) {
+  end_pair(pair, why, tell, false);
+}
+
+void DeviceTransfers::Impl::close_unused(const PairPtr& pair) {
+  end_pair(pair, Error(ErrorCode::cancelled, ""), true, true);
+}
+
+bool DeviceTransfers::Impl::has_room(const Lane& lane, PairPtr& unused) const {
+  std::size_t count = 0;
+  const auto before = Clock::now() - options_.unused_time;
+  for (const auto& [key, slot] : slots_) {
+    if (std::get<1>(key) != End::source || slot.pair == nullptr || slot.pair->lane != &lane)
+      continue;
+    ++count;
+    if (slot.pair->state != NcclPair::State::open || slot.pair->used > before) continue;
+    const bool in_use = !slot.pair->launched.empty() ||
+                        std::any_of(outgoing_.begin(), outgoing_.end(), [&](const auto& each) {
+                          return each.second->pair == slot.pair;
+                        });
+    if (!in_use && (unused == nullptr || slot.pair->used < unused->used)) unused = slot.pair;
+  }
+  if (count >= options_.max_communicators) return unused != nullptr;
+  unused.reset();
+  return true;
+}
+
+void DeviceTransfers::Impl::end_pair(const PairPtr& pair, const Error& why, bool tell,
+                                     bool unused) {
   bool ordered = false;
   std::vector<std::uint64_t> left;
   {
@@ -336,14 +365,14 @@ void DeviceTransfers::Impl::break_pair(const PairPtr& pair, const Error& why, bo
     if (pair->state == NcclPair::State::broken) return;
     pair->state = NcclPair::State::broken;
     pair->why = why;
-    ++breaks_;
+    if (!unused) ++breaks_;
     ordered = pair->ordered;
     const auto slot = slots_.find(
         {pair->peer, pair->end, pair->name.source_device, pair->name.destination_device});
     if (slot != slots_.end() && slot->second.pair == pair) {
       slot->second.pair.reset();
-      slot->second.pause.failure(options_.reopen_backoff);
-      if (pair->end == End::source && !closing_ && !peers_[pair->peer].lost)
+      if (!unused) slot->second.pause.failure(options_.reopen_backoff);
+      if (!unused && pair->end == End::source && !closing_ && !peers_[pair->peer].lost)
         path_failed(pair->peer, pair->lane->device(), Path::nccl, why.what());
     }
     if (ordered) {

@@ -43,6 +43,7 @@ bool DeviceTransfers::Impl::announce_nccl(const OutgoingPtr& transfer, const Pai
     transfer->path = Path::nccl;
     transfer->announced = true;
     transfer->pair = pair;
+    pair->used = Clock::now();
     transfer->reading = true;
     rts.id = transfer->id;
     rts.path = Path::nccl;
@@ -197,7 +198,8 @@ Lane::Watch DeviceTransfers::Impl::launch(const PairPtr& pair, std::uint64_t num
         launched.owner = incoming;
         if (incoming != nullptr) bytes = incoming->bytes;
       }
-      launched.deadline = base::deadline_after(options_.stall_timeout + stall_time(bytes));
+      launched.limit = options_.stall_timeout + stall_time(bytes);
+      launched.deadline = base::deadline_after(launched.limit);
     }
   }
   if (is_broken) {
@@ -344,6 +346,7 @@ void DeviceTransfers::Impl::launch_done(const PairPtr& pair, std::uint64_t numbe
     const base::MutexLock lock(mutex_);
     if (pair->state == NcclPair::State::broken) return;
     pair->launched.erase(number);
+    extend_deadlines(lane, pair->end);
     if (number != 0 && pair->end == End::source) {
       outgoing = find_outgoing(pair->peer, number);
       if (outgoing != nullptr) outgoing->reading = false;
@@ -355,6 +358,14 @@ void DeviceTransfers::Impl::launch_done(const PairPtr& pair, std::uint64_t numbe
   if (outgoing != nullptr) end_if_settled(outgoing);
   if (incoming != nullptr) finish(incoming, incoming->no_memory);
   if (number == 0 && pair->end == End::destination) test_arrived(pair);
+}
+
+void DeviceTransfers::Impl::extend_deadlines(const Lane& lane, End end) {
+  for (const auto& [token, pair] : ordered_) {
+    if (pair->lane != &lane || pair->end != end) continue;
+    for (auto& [number, launched] : pair->launched)
+      launched.deadline = std::max(launched.deadline, base::deadline_after(launched.limit));
+  }
 }
 
 void DeviceTransfers::Impl::test_arrived(const PairPtr& pair) {

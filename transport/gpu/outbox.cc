@@ -9,7 +9,7 @@ OutboxStep Outbox::prepare(cuda::Stream stream) {
   if (unsupported()) return refused_;
   if (prepared_) return {};
   OutboxStep step = memory_->prepare(stream);
-  if (step.status == cuda::kNotSupported || step.status == cuda::kInvalidDevice) {
+  if (step.unsupported) {
     refused_ = step;
     memory_->free_memory(false);
   }

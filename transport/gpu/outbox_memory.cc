@@ -1,7 +1,8 @@
 // Memory of the host is a file without a name (memfd), which a peer opens by the number that it has
 // here: no file is left behind when a process is killed, the limits of /dev/shm are not in the way,
-// and the system lets no other user open it. Its size is sealed: no process can cut it off under
-// the other's copies.
+// and the system lets only those open it that may trace this process: of its user. Its size is
+// sealed: no process can cut it off under the other's copies. A peer says which file, and might
+// name another program's: only who was told its key gets it.
 
 #include "stitch/transport/gpu/outbox_memory.h"
 
@@ -10,13 +11,14 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <span>
 #include <utility>
 
 #include "stitch/base/errno_text.h"
+#include "stitch/base/random.h"
 
 namespace stitch::transport::gpu {
 namespace {
@@ -45,6 +47,10 @@ OutboxStep refused(std::string why) {
 OutboxStep failed(const char* call) {
   return refused(std::string(call) + " failed: " + base::errno_text(errno));
 }
+// The same for all that may be wrong with a peer's file: a peer learns nothing of other files.
+OutboxStep not_here() {
+  return refused("its file is not to be found here (another PID namespace or user?)");
+}
 
 // The pages, now: where the system grants none later, the first touch would end the process.
 bool allocate_pages(int file) {
@@ -57,7 +63,9 @@ bool allocate_pages(int file) {
 
 std::byte* map_file(int file) {
   void* const memory = mmap(nullptr, kHostBytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-  return memory == MAP_FAILED ? nullptr : static_cast<std::byte*>(memory);
+  if (memory == MAP_FAILED) return nullptr;
+  (void)madvise(memory, kHostBytes, MADV_DONTFORK);
+  return static_cast<std::byte*>(memory);
 }
 
 // What an OutboxHandle says of host memory: whose file it is, and which.
@@ -66,12 +74,22 @@ struct HostHandle {
   std::uint64_t file = 0;
   std::uint64_t device = 0;
   std::uint64_t inode = 0;
+  std::array<std::byte, OutboxLayout::kKeyBytes> key{};
 };
 static_assert(sizeof(HostHandle) <= sizeof(OutboxHandle));
 
 bool is_file(const struct stat& status, const HostHandle& handle) {
   return S_ISREG(status.st_mode) && status.st_dev == handle.device &&
          status.st_ino == handle.inode && status.st_size == static_cast<off_t>(kHostBytes);
+}
+
+bool cannot_share(cuda::Status status) {
+  return status == cuda::kNotSupported || status == cuda::kInvalidDevice;
+}
+OutboxStep unsupported(cuda::Status status) {
+  OutboxStep step{status};
+  step.unsupported = true;
+  return step;
 }
 
 class DeviceOutboxMemory : public OutboxMemory {
@@ -86,6 +104,7 @@ class DeviceOutboxMemory : public OutboxMemory {
       data_ = static_cast<std::byte*>(memory);
     }
     cuda::Status status = cuda_.ipc_get_mem_handle(&handle_, data_);
+    if (cannot_share(status)) return unsupported(status);
     if (status == cuda::kSuccess && pattern_ == nullptr)
       status = cuda_.host_alloc(&pattern_, OutboxLayout::kPatternBytes, cuda::kHostAllocPortable);
     if (status == cuda::kSuccess) {
@@ -118,8 +137,9 @@ class DeviceOutboxMemory : public OutboxMemory {
 class HostOutboxMemory : public OutboxMemory {
  public:
   explicit HostOutboxMemory(const CudaApi& cuda) : cuda_(cuda) {}
+  // Where a device hangs nothing was freed: it may still write to what is registered.
   ~HostOutboxMemory() override {
-    if (data_ != nullptr) (void)munmap(data_, kHostBytes);
+    if (data_ != nullptr && !registered_) (void)munmap(data_, kHostBytes);
   }
 
   OutboxStep prepare(cuda::Stream stream) override {
@@ -127,6 +147,7 @@ class HostOutboxMemory : public OutboxMemory {
     cuda::Status status = cuda::kSuccess;
     if (!registered_) {
       status = cuda_.host_register(data_, kHostBytes, cuda::kHostRegisterPortable);
+      if (cannot_share(status)) return unsupported(status);
       registered_ = status == cuda::kSuccess;
     }
     if (status == cuda::kSuccess && test_ == nullptr)
@@ -145,8 +166,9 @@ class HostOutboxMemory : public OutboxMemory {
   OutboxHandle handle() const override {
     struct stat status {};
     (void)fstat(file_.get(), &status);
-    const HostHandle host{static_cast<std::uint64_t>(getpid()),
-                          static_cast<std::uint64_t>(file_.get()), status.st_dev, status.st_ino};
+    HostHandle host{static_cast<std::uint64_t>(getpid()), static_cast<std::uint64_t>(file_.get()),
+                    status.st_dev, status.st_ino};
+    std::memcpy(host.key.data(), data_ + OutboxLayout::key_at(), host.key.size());
     OutboxHandle handle{};
     std::memcpy(handle.data(), &host, sizeof(host));
     return handle;
@@ -174,6 +196,7 @@ class HostOutboxMemory : public OutboxMemory {
     data_ = map_file(file.get());
     if (data_ == nullptr) return failed("mmap");
     file_ = std::move(file);
+    base::fill_random({data_ + OutboxLayout::key_at(), OutboxLayout::kKeyBytes});
     return {};
   }
 
@@ -188,15 +211,13 @@ OutboxStep open_file(const HostHandle& handle, base::Descriptor& file) {
   const std::string path =
       "/proc/" + std::to_string(handle.process) + "/fd/" + std::to_string(handle.file);
   struct stat status {};
-  if (::stat(path.c_str(), &status) != 0) return failed("looking for its file");
-  if (!is_file(status, handle))
-    return refused("its file is not to be found here (another PID namespace?)");
+  if (::stat(path.c_str(), &status) != 0 || !is_file(status, handle)) return not_here();
   file = base::Descriptor(::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
-  if (!file) return failed("opening its file");
+  if (!file) return errno == EMFILE || errno == ENFILE ? failed("opening its file") : not_here();
   const int seals = fcntl(file.get(), F_GET_SEALS);
   if (fstat(file.get(), &status) != 0 || !is_file(status, handle) || seals < 0 ||
       (seals & kSeals) != kSeals)
-    return refused("its file is none of stitch");
+    return not_here();
   if (!allocate_pages(file.get())) return failed("fallocate");  // the peer may not have
   return {};
 }
@@ -208,6 +229,10 @@ OutboxStep map_host(const CudaApi& cuda, const OutboxHandle& handle, std::byte**
   if (OutboxStep opened = open_file(host, file); !opened.ok()) return opened;
   std::byte* const memory = map_file(file.get());
   if (memory == nullptr) return failed("mmap");
+  if (std::memcmp(memory + OutboxLayout::key_at(), host.key.data(), host.key.size()) != 0) {
+    (void)munmap(memory, kHostBytes);
+    return not_here();
+  }
   const cuda::Status status = cuda.host_register(memory, kHostBytes, cuda::kHostRegisterPortable);
   if (status != cuda::kSuccess) {
     (void)munmap(memory, kHostBytes);
@@ -246,6 +271,7 @@ bool unmap_outbox_memory(const CudaApi& cuda, Path path, std::byte* mapped) {
 }
 
 OutboxTest::~OutboxTest() {
+  if (!done_) return;
   if (host_ != nullptr) (void)cuda_.free_host(host_);
   if (device_ != nullptr) (void)cuda_.free(device_);
 }

@@ -20,6 +20,7 @@ namespace stitch::transport::gpu {
 struct OutboxLayout {
   static constexpr std::size_t kSlots = 8;
   static constexpr std::size_t kPatternBytes = 65536;
+  static constexpr std::size_t kKeyBytes = 16;
 
   [[nodiscard]] static constexpr std::size_t slot_bytes(Path path) {
     return std::size_t{path == Path::ipc ? 8U : 4U} << 20;
@@ -28,12 +29,20 @@ struct OutboxLayout {
     return kSlots * slot_bytes(path);
   }
   [[nodiscard]] static constexpr std::size_t bytes(Path path) {
-    return pattern_at(path) + (path == Path::ipc ? 1 : 2) * kPatternBytes;
+    return path == Path::ipc ? pattern_at(path) + kPatternBytes : key_at() + kPage;
+  }
+  // Of host memory: a random key that the handle tells. Who guesses the rest of a handle does not
+  // get the memory.
+  [[nodiscard]] static constexpr std::size_t key_at() {
+    return pattern_at(Path::shared) + 2 * kPatternBytes;
   }
   // What the byte at that place of a pattern is.
   [[nodiscard]] static unsigned char pattern(std::size_t at) {
     return static_cast<unsigned char>(at * 13 + at / 241 + 7);
   }
+
+ private:
+  static constexpr std::size_t kPage = 4096;
 };
 
 // Names memory to another process of the host.
@@ -42,8 +51,9 @@ using OutboxHandle = std::array<char, 64>;
 // How a step went: which call of CUDA failed, or why the system or stitch refuses it.
 struct OutboxStep {
   cuda::Status status = cuda::kSuccess;
-  std::string what = "memory for other processes";  // that CUDA was called for
+  const char* what = "memory for other processes";  // that CUDA was called for
   std::string refusal = {};
+  bool unsupported = false;  // CUDA shares no such memory of this device at all
   [[nodiscard]] bool ok() const noexcept { return status == cuda::kSuccess && refusal.empty(); }
 };
 
@@ -84,9 +94,12 @@ class OutboxTest {
   OutboxTest(const CudaApi& cuda, Path path) : cuda_(cuda), path_(path) {}
   OutboxTest(const OutboxTest&) = delete;
   OutboxTest& operator=(const OutboxTest&) = delete;
-  ~OutboxTest();  // REQUIRES: what begin() has queued is done
+  ~OutboxTest();  // frees what it has if it is done(): else copies may still use it
 
   [[nodiscard]] OutboxStep begin(const std::byte* mapped, cuda::Stream stream);
+  // What begin() has queued is done, or the device is lost.
+  void done() { done_ = true; }
+  // REQUIRES: done(), without an error.
   [[nodiscard]] bool right() const;
 
  private:
@@ -95,6 +108,7 @@ class OutboxTest {
   const std::byte* mapped_ = nullptr;
   void* host_ = nullptr;    // pinned
   void* device_ = nullptr;  // through which host memory takes its way
+  bool done_ = false;
 };
 
 }  // namespace stitch::transport::gpu

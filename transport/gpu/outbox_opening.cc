@@ -2,7 +2,7 @@
 // offers its outbox anew some time after it was refused or closed.
 
 #include <algorithm>
-#include <cstring>
+#include <new>
 #include <string>
 #include <utility>
 
@@ -18,6 +18,7 @@ std::string text_of(Lane& lane, const OutboxStep& step) {
 }
 
 }  // namespace
+
 bool DeviceTransfers::Impl::uses_outbox(Path path) const {
   return path == Path::ipc ? options_.use_ipc : options_.use_shared;
 }
@@ -52,23 +53,29 @@ void DeviceTransfers::Impl::open_outbox(Lane& lane, Path path, PeerId peer,
     pair.epoch = memory.offers++;
   }
   Outbox& outbox = lane.outbox(path);
-  const OutboxStep prepared = outbox.prepare(lane.copies_out());
-  if (!prepared.ok()) {
-    const std::string why = text_of(lane, prepared);
-    const base::MutexLock lock(mutex_);
-    return outbox_failed(key, why.c_str());
-  }
-  outbox.add_user();
-  lane.when_done(lane.copies_out(), [self = shared_from_this(), &outbox, key, pair](cuda::Status) {
-    const auto [to, of, source, destination] = key;
-    try {
-      self->send_frame(to, encode(OutboxOfferFrame{of, pair, outbox.handle()}));
-    } catch (...) {  // without memory for it; it is offered again
-      outbox.remove_user();
-      const base::MutexLock lock(self->mutex_);
-      self->outbox_failed(key, "no memory for a frame");
+  try {
+    const OutboxStep prepared = outbox.prepare(lane.copies_out());
+    if (!prepared.ok()) {
+      const std::string why = text_of(lane, prepared);
+      const base::MutexLock lock(mutex_);
+      return outbox_failed(key, why.c_str());
     }
-  });
+    lane.when_done(lane.copies_out(),
+                   [self = shared_from_this(), &outbox, key, pair](cuda::Status) {
+                     const auto [to, of, source, destination] = key;
+                     outbox.add_user();
+                     try {
+                       self->send_frame(to, encode(OutboxOfferFrame{of, pair, outbox.handle()}));
+                     } catch (...) {  // it is offered again
+                       outbox.remove_user();
+                       const base::MutexLock lock(self->mutex_);
+                       self->outbox_failed(key, "no memory for a frame");
+                     }
+                   });
+  } catch (const std::bad_alloc&) {
+    const base::MutexLock lock(mutex_);
+    outbox_failed(key, "no memory to offer it");
+  }
 }
 
 void DeviceTransfers::Impl::outbox_failed(const OutboxKey& key, const char* why) {
@@ -95,6 +102,12 @@ void DeviceTransfers::Impl::on_outbox_offer(PeerId from, const OutboxOfferFrame&
   }
   {
     const base::MutexLock lock(mutex_);
+    const auto& hello = peers_[from].hello;
+    if (hello && frame.pair.source_device >= hello->device_uuids.size())
+      throw Error(ErrorCode::protocol, "OUTBOX_OFFER frame for memory of device " +
+                                           std::to_string(frame.pair.source_device) +
+                                           ", its sender has " +
+                                           std::to_string(hello->device_uuids.size()));
     const auto [at, first] = peer_outboxes_.try_emplace(
         {from, frame.path, frame.pair.source_device, frame.pair.destination_device});
     PeerOutbox& memory = at->second;
@@ -105,12 +118,27 @@ void DeviceTransfers::Impl::on_outbox_offer(PeerId from, const OutboxOfferFrame&
     memory.offer = frame.pair.epoch;
     memory.closed = false;
   }
-  lane->post(
-      [self = shared_from_this(), lane, from, frame] { self->map_outbox(*lane, from, frame); });
+  map_later(*lane, from, frame);
+}
+
+void DeviceTransfers::Impl::map_later(Lane& lane, PeerId from, const OutboxOfferFrame& frame) {
+  {
+    const base::MutexLock lock(mutex_);
+    if (closing_ || peers_[from].lost) return;
+  }
+  const auto self = shared_from_this();
+  if (lane.held()) {
+    constexpr auto kPoll = std::chrono::milliseconds(10);
+    lanes_.connector().post_at(base::deadline_after(kPoll),
+                               [self, &lane, from, frame] { self->map_later(lane, from, frame); });
+  } else {
+    lane.post([self, &lane, from, frame] { self->map_outbox(lane, from, frame); });
+  }
 }
 
 // Lane of the destination: maps the memory, and looks whether it is the right one.
 void DeviceTransfers::Impl::map_outbox(Lane& lane, PeerId from, const OutboxOfferFrame& frame) {
+  if (lane.held()) return map_later(lane, from, frame);
   const Path path = frame.path;
   const OutboxKey key{from, path, frame.pair.source_device, frame.pair.destination_device};
   const CudaApi& cuda = lanes_.cuda();
@@ -118,37 +146,61 @@ void DeviceTransfers::Impl::map_outbox(Lane& lane, PeerId from, const OutboxOffe
     const base::MutexLock lock(mutex_);
     if (closing_ || peers_[from].lost) return;
   }
-  std::byte* mapped = nullptr;
-  const auto test = std::make_shared<OutboxTest>(cuda, path);
-  OutboxStep step{cuda::kLaunchFailure};
-  if (!lane.failure()) step = map_outbox_memory(cuda, path, frame.handle, &mapped);
-  if (step.ok()) step = test->begin(mapped, lane.copies_in());
-  const auto end = [self = shared_from_this(), from, key, path, pair = frame.pair,
-                    mapped](std::string why) {
-    bool gone = false;
+  // With the memory that the answer needs, so that there is one: its source waits for it.
+  struct Mapping {
+    Mapping(const CudaApi& api, Path of, const PairName& pair)
+        : test(api, of),
+          mapped_frame(encode(OutboxReadyFrame{of, pair, 0, ""})),
+          no_memory_frame(encode(OutboxReadyFrame{of, pair, 1, "no memory to map it"})) {}
+    OutboxTest test;
+    base::Bytes mapped_frame;
+    base::Bytes no_memory_frame;
+    std::byte* mapped = nullptr;
+    OutboxStep step{cuda::kLaunchFailure};
+  };
+  const auto mapping = std::make_shared<Mapping>(cuda, path, frame.pair);
+  const auto end = [self = shared_from_this(), from, key, path, pair = frame.pair, mapping,
+                    &lane](cuda::Status done) {
+    mapping->test.done();
+    const OutboxStep& step = mapping->step;
+    const bool right = step.ok() && done == cuda::kSuccess && mapping->test.right();
+    bool keep = false;
     {
       const base::MutexLock lock(self->mutex_);
-      gone = self->closing_ || self->peers_[from].lost.has_value();
       const auto at = self->peer_outboxes_.find(key);
-      gone = gone || at == self->peer_outboxes_.end();
+      const bool wanted = !self->closing_ && !self->peers_[from].lost.has_value();
       if (at != self->peer_outboxes_.end()) {
-        at->second.closed = gone || !why.empty();
-        if (!at->second.closed) at->second.mapped = mapped;
+        keep = right && wanted;
+        at->second.closed = !keep;
+        if (keep) at->second.mapped = mapping->mapped;
       }
     }
-    // What is still mapped is not said not to be: its source might free it.
-    if ((gone || !why.empty()) && mapped != nullptr &&
-        !unmap_outbox_memory(self->lanes_.cuda(), path, mapped))
+    if (keep) return self->send_frame(from, std::move(mapping->mapped_frame));
+    // Device memory that is still mapped is not said not to be: its source might free it.
+    if (mapping->mapped != nullptr &&
+        !unmap_outbox_memory(self->lanes_.cuda(), path, mapping->mapped) && path == Path::ipc)
       return;
-    if (gone && why.empty()) why = "it is not wanted any more";
-    const auto failed = static_cast<std::uint8_t>(why.empty() ? 0 : 1);
-    self->send_frame(from, encode(OutboxReadyFrame{path, pair, failed, std::move(why)}));
+    base::Bytes answer;
+    try {
+      std::string why = !step.ok()               ? text_of(lane, step)
+                        : done != cuda::kSuccess ? lane.error_of(done, step.what).what()
+                        : !right                 ? "mapped memory has other bytes"
+                                                 : "it is not wanted any more";
+      answer = encode(OutboxReadyFrame{path, pair, 1, std::move(why)});
+    } catch (const std::bad_alloc&) {
+      answer = std::move(mapping->no_memory_frame);
+    }
+    self->send_frame(from, std::move(answer));
   };
-  lane.when_done(lane.copies_in(), [end, test, step, &lane](cuda::Status done) {
-    if (!step.ok()) return end(text_of(lane, step));
-    if (done != cuda::kSuccess) return end(lane.error_of(done, step.what).what());
-    end(test->right() ? "" : "mapped memory has other bytes");
-  });
+  base::UniqueFunction<void(cuda::Status)> then(end);
+  try {
+    if (!lane.failure())
+      mapping->step = map_outbox_memory(cuda, path, frame.handle, &mapping->mapped);
+    if (mapping->step.ok()) mapping->step = mapping->test.begin(mapping->mapped, lane.copies_in());
+  } catch (const std::bad_alloc&) {
+    mapping->step.status = cuda::kOutOfMemory;
+  }
+  lane.when_done(lane.copies_in(), std::move(then));
 }
 
 void DeviceTransfers::Impl::on_outbox_ready(PeerId from, const OutboxReadyFrame& frame) {
@@ -264,7 +316,10 @@ void DeviceTransfers::Impl::unmap_outbox(const OutboxKey& key, const PeerOutbox&
   lane.post(
       [self = shared_from_this(), &lane, key, memory, tell, closed = std::move(closed), ended] {
         lane.when_done(lane.copies_in(), [self, key, memory, tell, closed, ended](cuda::Status) {
-          if (!unmap_outbox_memory(self->lanes_.cuda(), std::get<Path>(key), memory.mapped)) return;
+          const Path path = std::get<Path>(key);
+          // Device memory that is still mapped is not said not to be: its source might free it.
+          if (!unmap_outbox_memory(self->lanes_.cuda(), path, memory.mapped) && path == Path::ipc)
+            return;
           {
             const base::MutexLock lock(self->mutex_);
             const auto at = self->peer_outboxes_.find(key);
@@ -286,11 +341,12 @@ void DeviceTransfers::Impl::close_outboxes(std::optional<PeerId> peer, bool tell
       mapped.emplace_back(key, memory);
       memory.mapped = nullptr;
     }
-    for (const auto& [holder, path, device, slot] : lent_slots_) {
+    for (const auto& [key, transfer] : lent_slots_) {
+      const auto& [holder, path, device, slot] = key;
       if (!peer || holder == *peer) lent.emplace_back(path, device, slot);
     }
     std::erase_if(lent_slots_,
-                  [&](const auto& each) { return !peer || std::get<0>(each) == *peer; });
+                  [&](const auto& each) { return !peer || std::get<0>(each.first) == *peer; });
   }
   // A peer whose connection broke may live, and still copy out of its slots, as may the peers of a
   // worker that shuts down, which reads no FREE any more: they stay lent, and no transfer of any

@@ -188,7 +188,8 @@ void DeviceTransfers::Impl::fill_slot(const OutgoingPtr& transfer, Path path) {
               {
                 const base::MutexLock lock(self->mutex_);
                 ended_now = transfer->ended || transfer->retried || self->peers_[transfer->to].lost;
-                if (!ended_now) self->lent_slots_.insert({transfer->to, path, lane.device(), slot});
+                if (!ended_now)
+                  self->lent_slots_[{transfer->to, path, lane.device(), slot}] = transfer->id;
               }
               if (ended_now) return outbox.give_back(slot);
               const auto now = Clock::now();
@@ -206,13 +207,16 @@ void DeviceTransfers::Impl::on_free(PeerId from, const FreeFrame& frame) {
   OutgoingPtr transfer;
   {
     const base::MutexLock lock(mutex_);
-    if (lent_slots_.erase({from, frame.path, static_cast<int>(frame.device),
-                           static_cast<int>(frame.slot)}) == 0) {
+    const auto lent = lent_slots_.find(
+        {from, frame.path, static_cast<int>(frame.device), static_cast<int>(frame.slot)});
+    if (lent == lent_slots_.end() || lent->second != frame.id) {
       if (closing_) return;  // close_outboxes() has it come back
       throw Error(ErrorCode::protocol, "FREE frame for slot " + std::to_string(frame.slot) +
                                            " of device " + std::to_string(frame.device) +
-                                           ", which is not lent");
+                                           ", which is not lent for transfer " +
+                                           std::to_string(frame.id));
     }
+    lent_slots_.erase(lent);
     transfer = find_outgoing(from, frame.id);
   }
   Lane& lane = lanes_.lane(static_cast<int>(frame.device));

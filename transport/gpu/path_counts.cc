@@ -87,6 +87,7 @@ DeviceTransfers::Counters DeviceTransfers::Impl::counters() const {
     if (std::get<1>(key) == End::source && slot.pair == nullptr && !slot.pause.over())
       ++counters.paused;
   }
+  for (const auto& [token, pair] : ordered_) ++counters.communicators[pair->lane->device()];
   for (const auto& [key, memory] : own_outboxes_) {
     if (memory.state == PathState::closed && (memory.mapped || !memory.pause.over()))
       ++counters.paused;
@@ -98,6 +99,8 @@ DeviceTransfers::Counters DeviceTransfers::Impl::counters() const {
   }
   for (int device = 0; device < lanes_.device_count(); ++device) {
     if (lanes_.quarantined(device)) counters.without_nccl.push_back(device);
+    if (lanes_.held(device)) counters.held.push_back(device);
+    if (lanes_.lost(device)) counters.lost.push_back(device);
   }
   counters.silences = silences_;
   counters.breaks = breaks_;

@@ -46,7 +46,10 @@ PathChoice DeviceTransfers::Impl::choose(const Outgoing& transfer) {
                              ? lanes_.peer_state(device, transfer.to_device)
                              : PathState::closed;
   const auto outbox = [&](Path path) {
-    return outbox_state(*transfer.lane, path, transfer.to, static_cast<std::uint32_t>(to_device));
+    const PathState state =
+        outbox_state(*transfer.lane, path, transfer.to, static_cast<std::uint32_t>(to_device));
+    // To allocate would wait for what holds the device.
+    return state == PathState::untried && lanes_.held(device) ? PathState::closed : state;
   };
   const PathChoice choice =
       choose_path(source, destination,
@@ -61,6 +64,7 @@ void DeviceTransfers::Impl::begin(const OutgoingPtr& transfer) {
   PathChoice choice;
   PairPtr pair;
   PairPtr to_open;
+  PairPtr unused;
   {
     const base::MutexLock lock(mutex_);
     if (transfer->ended) return;
@@ -69,7 +73,8 @@ void DeviceTransfers::Impl::begin(const OutgoingPtr& transfer) {
         slots_[{transfer->to, End::source, static_cast<std::uint32_t>(transfer->source.device),
                 static_cast<std::uint32_t>(transfer->to_device)}];
     pair = slot.pair;
-    if (choice.open_nccl && !closing_ && !peers_[transfer->to].lost) {
+    if (choice.open_nccl && !closing_ && !peers_[transfer->to].lost &&
+        has_room(*transfer->lane, unused)) {
       to_open = std::make_shared<NcclPair>();
       to_open->name = {static_cast<std::uint32_t>(transfer->source.device),
                        static_cast<std::uint32_t>(transfer->to_device), ++slot.epoch};
@@ -78,9 +83,11 @@ void DeviceTransfers::Impl::begin(const OutgoingPtr& transfer) {
       to_open->token = lanes_.new_pair();
       to_open->lane = transfer->lane;
       to_open->piece_bytes = options_.nccl_piece_bytes;
+      to_open->used = Clock::now();
       slot.pair = to_open;
     }
   }
+  if (unused != nullptr) close_unused(unused);
   if (to_open != nullptr) {
     lanes_.connector().post(
         on_lane(to_open, [self = shared_from_this(), to_open] { self->open_pair(to_open); }));
