@@ -16,4 +16,3 @@
 #include "stitch/rref/rref.h"                         // IWYU pragma: export
 #include "stitch/rref/rref_list.h"                    // IWYU pragma: export
 #include "stitch/rref/serialized.h"                   // IWYU pragma: export
-#include "stitch/transport/gpu/lane_lock.h"           // IWYU pragma: export

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <exception>
 #include <new>
+#include <optional>
 #include <utility>
 
 #include "stitch/base/byte_io.h"
@@ -377,9 +378,13 @@ bool Agent::help(const std::atomic<bool>& done, Clock::time_point deadline) {
 
 bool Agent::poll(const std::atomic<bool>& done, Clock::time_point deadline) {
   if (stopped()) return done.load(std::memory_order_acquire);
-  if (has_fresh_torch_state()) return peers_->help(done, deadline);
   // Messages are handled on this thread, and must not run under its guards.
-  const FreshTorchState fresh;
+  std::optional<FreshTorchState> fresh;
+  try {
+    if (!has_fresh_torch_state()) fresh.emplace();
+  } catch (const std::exception&) {
+    return done.load(std::memory_order_acquire);  // no memory or thread for that: others read
+  }
   return peers_->help(done, deadline);
 }
 

@@ -15,7 +15,8 @@ namespace stitch::rpc {
 // Thread contract: each function and object concerns the calling thread only.
 
 // Whether this thread has the state of a new thread, as far as code that runs on it would notice.
-// Throws std::system_error when the first call finds no thread to take that state from.
+// Throws std::system_error or std::bad_alloc when the first call finds no thread to take that state
+// from.
 [[nodiscard]] bool has_fresh_torch_state();
 
 // Gives this thread the state of a new thread for a block, on devices in use the default streams.

@@ -115,12 +115,14 @@ std::optional<std::stop_token> StopFlag::made_token() {
 }
 
 void StopFlag::show() {
-  std::optional<std::stop_source> source;
-  {
-    base::MutexLock lock(mutex_);
-    if (requested_.load(std::memory_order_acquire)) source = source_;
+  for (StopFlag* flag = this; flag != nullptr; flag = flag->outer_.get()) {
+    std::optional<std::stop_source> source;
+    {
+      base::MutexLock lock(flag->mutex_);
+      if (flag->requested_.load(std::memory_order_acquire)) source = flag->source_;
+    }
+    if (source) source->request_stop();
   }
-  if (source) source->request_stop();
 }
 
 void StopFlag::make_token(bool requested) {

@@ -69,7 +69,7 @@ class StopFlag {
   void make_token(bool requested) STITCH_EXCLUDES(mutex_);
 
   const std::shared_ptr<StopFlag> outer_;
-  const std::weak_ptr<Runtime> runtime_;
+  const std::weak_ptr<Runtime> runtime_{};
   std::atomic<bool> requested_{false};
   base::Mutex mutex_;
   std::optional<std::stop_source> source_ STITCH_GUARDED_BY(mutex_);

@@ -126,7 +126,7 @@ class Sweep {
     for (int i = 0; i < 200 && by_path() < before + 2; ++i) {
       round();
       if (::testing::Test::HasFailure() || !comes_back) return;
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));  // as long as its pause
     }
     EXPECT_GE(by_path(), before + 2) << "it does not come back";
   }

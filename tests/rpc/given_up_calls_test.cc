@@ -14,6 +14,7 @@
 #include "stitch/rpc/worker.h"
 #include "tests/support/cluster.h"
 #include "tests/support/eventually.h"
+#include "tests/support/sanitizers.h"
 
 namespace given_up_calls_test {  // its functions are registered under their full names
 namespace {
@@ -117,7 +118,10 @@ Future<int> nested(int depth, const Future<int>& innermost) {
 // Each has a token that its caller's passes on to: the innermost asks for the first of them.
 TEST(GivenUpCalls, CoroutinesMayBeNestedDeeplyAndAskForATokenInside) {
   const Promise<int> innermost;
-  const auto outermost = nested(20'000, innermost.future());
+  // The stack that each takes to begin the next one is larger under sanitizers.
+  constexpr bool kLargeFrames =
+      stitch::testing::kAddressSanitizer || stitch::testing::kThreadSanitizer;
+  const auto outermost = nested(kLargeFrames ? 2'000 : 20'000, innermost.future());
   innermost.set_value(1);
   EXPECT_EQ(outermost.get(), 0);
 }

@@ -344,12 +344,13 @@ bool DeviceTransfers::Impl::has_room(const Lane& lane, PairPtr& unused) const {
     if (std::get<1>(key) != End::source || slot.pair == nullptr || slot.pair->lane != &lane)
       continue;
     ++count;
-    if (slot.pair->state != NcclPair::State::open || slot.pair->used > before) continue;
-    const bool in_use = !slot.pair->launched.empty() ||
-                        std::any_of(outgoing_.begin(), outgoing_.end(), [&](const auto& each) {
-                          return each.second->pair == slot.pair;
+    const PairPtr& pair = slot.pair;
+    if (pair->state != NcclPair::State::open || pair->used > before) continue;
+    const bool in_use = !pair->launched.empty() ||
+                        std::any_of(outgoing_.begin(), outgoing_.end(), [&pair](const auto& each) {
+                          return each.second->pair == pair;
                         });
-    if (!in_use && (unused == nullptr || slot.pair->used < unused->used)) unused = slot.pair;
+    if (!in_use && (unused == nullptr || pair->used < unused->used)) unused = pair;
   }
   if (count >= options_.max_communicators) return unused != nullptr;
   unused.reset();

@@ -94,6 +94,13 @@ void DeviceTransfers::Impl::on_outbox_offer(PeerId from, const OutboxOfferFrame&
   };
   if (device >= lanes_.device_count() || !uses_outbox(frame.path))
     return refuse("it is not used here");
+  bool elsewhere = false;
+  {
+    const base::MutexLock lock(mutex_);
+    const auto& hello = peers_[from].hello;
+    elsewhere = hello && hello->process.host != options_.identity.host;
+  }
+  if (elsewhere) return refuse("its process is on another host");
   Lane* lane = nullptr;
   try {
     lane = &lanes_.lane(device);

@@ -45,16 +45,15 @@ PathChoice DeviceTransfers::Impl::choose(const Outgoing& transfer) {
   const PathState peer = options_.use_peer && source.process == destination.process
                              ? lanes_.peer_state(device, transfer.to_device)
                              : PathState::closed;
-  const auto outbox = [&](Path path) {
-    const PathState state =
-        outbox_state(*transfer.lane, path, transfer.to, static_cast<std::uint32_t>(to_device));
-    // To allocate would wait for what holds the device.
-    return state == PathState::untried && lanes_.held(device) ? PathState::closed : state;
-  };
-  const PathChoice choice =
-      choose_path(source, destination,
-                  {peer, nccl_state(slot, device), outbox(Path::ipc), outbox(Path::shared)},
-                  transfer.source.bytes);
+  Lane& lane = *transfer.lane;
+  const auto to = static_cast<std::uint32_t>(to_device);
+  PathStates states{peer, nccl_state(slot, device), outbox_state(lane, Path::ipc, transfer.to, to),
+                    outbox_state(lane, Path::shared, transfer.to, to)};
+  // To allocate would wait for what holds the device.
+  for (PathState* const state : {&states.ipc, &states.shared}) {
+    if (*state == PathState::untried && lane.held()) *state = PathState::closed;
+  }
+  const PathChoice choice = choose_path(source, destination, states, transfer.source.bytes);
   if (choice.versions_differ && options_.use_nccl) say_versions(transfer.to, hello->nccl_version);
   return choice;
 }

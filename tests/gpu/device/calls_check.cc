@@ -61,8 +61,9 @@ TEST(StaleReadsControl, WhatDoesNotWaitIsStale) {
   static_cast<void>(source.cpu());
   int stale = 0;
   for (int trial = 1; trial <= 10; ++trial) {
+    const at::Tensor value = at::full_like(source, trial);
     delay(device(0));
-    source.fill_(trial);
+    source.copy_(value, true);  // does not wait for its end, over the double either
     {
       const c10::StreamGuard consumer(pool_stream(device(0)));
       stale += at::all(source.cpu() == trial).item<bool>() ? 0 : 1;
