@@ -163,8 +163,8 @@ class AwaitedResult final : public rpc::AwaitedWork {
     }
   }
   // The callback stays, and with it the arguments, which the work may still use.
-  bool give_up() override { return interest_->cancel(Cancel::own_work, true); }
-  void answer_given_up() override {
+  void give_up() override {
+    if (interest_->cancel(Cancel::own_work, true)) return;
     Delivery delivery = std::move(delivery_);
     delivery.error(given_up_work());
   }

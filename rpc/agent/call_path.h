@@ -74,11 +74,8 @@ void others_poll(IncomingCall& call) noexcept;
 class AwaitedWork {
  public:
   // The call is asked to stop: gives up its share in the result. The work behind it (a coroutine, a
-  // call) stops, unless others hold it. False: they do, and nothing answers the call any more but
-  // answer_given_up().
-  [[nodiscard]] virtual bool give_up() = 0;
-  // Answers with `cancelled`. Once, after give_up() has returned false.
-  virtual void answer_given_up() = 0;
+  // call) stops, unless others hold it: then it goes on, and the call is answered with `cancelled`.
+  virtual void give_up() = 0;
 
  protected:
   AwaitedWork() = default;

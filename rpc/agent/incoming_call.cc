@@ -230,8 +230,7 @@ void IncomingCall::give_up_work() {
     work = work_.lock();
     if (!work || std::exchange(work_given_up_, true)) return;
   }
-  if (work->give_up()) return;
-  work->answer_given_up();
+  work->give_up();
 }
 
 void IncomingCall::await_turn() {
