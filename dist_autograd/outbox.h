@@ -11,7 +11,7 @@
 namespace stitch::dist_autograd {
 
 // Outgoing gradients of one pass, batched per peer: one message carries many links. Thread
-// contract: only on the strand.
+// contract: only where the strand calls its owner.
 class Outbox {
  public:
   struct PeerBatch {

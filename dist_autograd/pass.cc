@@ -40,7 +40,10 @@ void Pass::prepare(std::vector<Edge> roots, LeafSet inputs) {
     rpc::Agent::in_fresh_state([&] { fresh = at::ThreadLocalState(); });
     strand_ = std::make_shared<Strand>(
         plan_, settings_.run, context_->gradients(),
-        [this](base::UniqueFunction<void()> slice) { execute(std::move(slice)); }, weak_from_this(),
+        [this](c10::Device device, base::UniqueFunction<void()> slice) {
+          execute(device, std::move(slice));
+        },
+        weak_from_this(),
         std::move(fresh));
     auto graph = make_pass_graph(plan_, context_->id(), agent_->self().id);
     base::MutexLock lock(mutex_);
@@ -210,6 +213,14 @@ void Pass::gradients_left() {
     if (--unwritten_ != 0 || !std::exchange(held_, false)) return;
   }
   do_or_repeat(*agent_, [self = shared_from_this()] { self->strand_->resume(); });
+}
+
+void Pass::partly_quiet() {
+  try {
+    flush();
+  } catch (...) {
+    abort(found_here(to_error(std::current_exception())));
+  }
 }
 
 void Pass::went_quiet(std::uint64_t taken, bool resolved) {

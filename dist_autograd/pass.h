@@ -108,6 +108,7 @@ class Pass final : public StrandOwner, public std::enable_shared_from_this<Pass>
   void gradients_ready(RecvNode& node, variable_list gradients,
                        const Positions& unreached) override;
   [[nodiscard]] bool before_node() override STITCH_EXCLUDES(mutex_);
+  void partly_quiet() override STITCH_EXCLUDES(mutex_);
   void went_quiet(std::uint64_t taken, bool resolved) override;
   void failed(Error error) override;
   void stopped() override;
@@ -162,8 +163,9 @@ class Pass final : public StrandOwner, public std::enable_shared_from_this<Pass>
   void complete() STITCH_EXCLUDES(mutex_);
   void expire() STITCH_EXCLUDES(mutex_);
   void stop_strand() STITCH_EXCLUDES(mutex_);
-  // Runs a slice of the strand: on this thread if that has collected work of the pass to do.
-  void execute(base::UniqueFunction<void()> slice);
+  // Runs a slice of the strand: on the thread of its device; for the CPU, on this thread if that has
+  // collected work of the pass to do.
+  void execute(c10::Device device, base::UniqueFunction<void()> slice);
   [[nodiscard]] Error found_here(const Error& error) const noexcept;
 
   // Constant after construction.
@@ -181,7 +183,7 @@ class Pass final : public StrandOwner, public std::enable_shared_from_this<Pass>
 
   const rpc::Clock::time_point opened_ = rpc::Clock::now();
 
-  // Only on the strand.
+  // Only where the strand calls its owner.
   Outbox outbox_;
   std::vector<PassSummary::Sent> sent_;
   bool no_room_ = false;  // too much waits for a peer to which it has sent gradients

@@ -70,7 +70,8 @@ void Pass::begin_and_drive(std::vector<at::Tensor> gradients, Promise<void> done
   }
 }
 
-void Pass::execute(base::UniqueFunction<void()> slice) {
+void Pass::execute(c10::Device device, base::UniqueFunction<void()> slice) {
+  if (!device.is_cpu()) return agent_->post_for_device(device, std::move(slice));
   if (!CollectedWork::take(*this, slice)) agent_->post_where_read(std::move(slice));
 }
 

@@ -58,9 +58,9 @@ void DeviceInputs::add(const Node& node, std::uint32_t index, std::uint32_t inpu
                        at::Tensor gradient) {
   const c10::Stream producer = current_stream(gradient.device());
   const auto consumer = node_stream(node, gradient.device());
-  std::vector<Input>& inputs = nodes_[index];
+  std::vector<ReadyInput>& inputs = nodes_[index];
   const auto before = std::find_if(inputs.begin(), inputs.end(),
-                                   [&](const Input& each) { return each.input == input; });
+                                   [&](const ReadyInput& each) { return each.input == input; });
   ReadyPoint ready(producer);
   if (before == inputs.end()) {
     accumulate(slot, std::move(gradient));
@@ -87,16 +87,21 @@ void DeviceInputs::add(const Node& node, std::uint32_t index, std::uint32_t inpu
   }
 }
 
-void DeviceInputs::wait_for(std::uint32_t index, const variable_list& inputs) {
+std::vector<ReadyInput> DeviceInputs::take(std::uint32_t index) {
   const auto found = nodes_.find(index);
-  if (found == nodes_.end()) return;
-  for (const Input& each : found->second) {
+  if (found == nodes_.end()) return {};
+  std::vector<ReadyInput> points = std::move(found->second);
+  nodes_.erase(found);
+  return points;
+}
+
+void wait_for(const std::vector<ReadyInput>& points, const variable_list& inputs) {
+  for (const ReadyInput& each : points) {
     const at::Tensor& gradient = inputs[each.input];
     const c10::Stream user = current_stream(gradient.device());
     each.ready.wait_on(user);
     keep_for(gradient, user);
   }
-  nodes_.erase(found);
 }
 
 }  // namespace stitch::dist_autograd

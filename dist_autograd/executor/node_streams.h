@@ -38,6 +38,15 @@ class NodeStreams {
   c10::OptionalStreamGuard first_;
 };
 
+// An input of a node that waits on a device.
+struct ReadyInput {
+  std::uint32_t input;
+  ReadyPoint ready;
+  bool sum = false;  // of several, made here
+};
+// Has this thread's current streams, those of the node, wait for its inputs.
+void wait_for(const std::vector<ReadyInput>& points, const variable_list& inputs);
+
 // Gradients on devices that wait in the inputs of nodes: each input has a point at which it is
 // ready, and the node that gets it waits for that alone. Thread contract: one thread at a time.
 class DeviceInputs {
@@ -46,17 +55,11 @@ class DeviceInputs {
   // now, to `slot`, an input of `node`. They are added on the stream of the node.
   void add(const Node& node, std::uint32_t index, std::uint32_t input, at::Tensor& slot,
            at::Tensor gradient);
-  // Has this thread's current streams, those of the node, wait for its inputs.
-  void wait_for(std::uint32_t index, const variable_list& inputs);
-  void clear() { nodes_.clear(); }
+  // Those of a node that is to run.
+  [[nodiscard]] std::vector<ReadyInput> take(std::uint32_t index);
 
  private:
-  struct Input {
-    std::uint32_t input;
-    ReadyPoint ready;
-    bool sum = false;  // of several, made here
-  };
-  std::unordered_map<std::uint32_t, std::vector<Input>> nodes_;
+  std::unordered_map<std::uint32_t, std::vector<ReadyInput>> nodes_;
 };
 
 }  // namespace stitch::dist_autograd

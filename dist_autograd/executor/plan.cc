@@ -1,5 +1,9 @@
 #include "stitch/dist_autograd/executor/plan.h"
 
+#include <algorithm>
+
+#include "stitch/dist_autograd/graph/device_order.h"
+
 namespace stitch::dist_autograd {
 
 namespace {
@@ -71,8 +75,23 @@ std::uint32_t Plan::add(Node* node) {
     leads_to = kToInput;
   }
   leads_to_.push_back(leads_to);
+  const std::uint16_t device = add_device(*node);
+  if (device != 0 && device_of_.empty()) device_of_.resize(index);
+  if (!other_devices_.empty()) device_of_.push_back(device);
   indices_.emplace(node, index);
   return index;
+}
+
+std::uint16_t Plan::add_device(const Node& node) {
+  for (std::uint32_t i = 0; i < node.num_inputs(); ++i) {
+    const c10::Device device = node.input_metadata(i).device();
+    if (device.is_cpu() || !is_queued(device)) continue;
+    const auto known = std::find(other_devices_.begin(), other_devices_.end(), device);
+    const auto before = known - other_devices_.begin();
+    if (known == other_devices_.end()) other_devices_.push_back(device);
+    return static_cast<std::uint16_t>(before + 1);
+  }
+  return 0;
 }
 
 // Depth first with an explicit stack: graphs are deeper than thread stacks. A node is finished

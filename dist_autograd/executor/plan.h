@@ -1,5 +1,8 @@
 #pragma once
 
+#include <c10/core/Device.h>
+
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -70,6 +73,17 @@ class Plan {
   // The only leaves that get gradients, or null.
   [[nodiscard]] const LeafSet* inputs() const noexcept { return inputs_ ? &*inputs_ : nullptr; }
 
+  // The devices that its nodes belong to, 0 being the CPU, which is always one of them.
+  [[nodiscard]] std::size_t devices() const noexcept { return 1 + other_devices_.size(); }
+  [[nodiscard]] c10::Device device(std::size_t device) const noexcept {
+    return device == 0 ? c10::Device(c10::kCPU) : other_devices_[device - 1];
+  }
+  // That of a node: the first one whose work is queued on streams that it has gradients on, or the
+  // CPU.
+  [[nodiscard]] std::size_t device_of(std::uint32_t index) const noexcept {
+    return device_of_.empty() ? 0 : device_of_[index];
+  }
+
   [[nodiscard]] std::span<const Target> roots() const noexcept { return roots_; }
   [[nodiscard]] std::span<const std::uint32_t> sends() const noexcept { return sends_; }
   // The send node of that link, or kNone.
@@ -85,11 +99,14 @@ class Plan {
   enum LeadsTo : std::uint8_t { kToRecv = 1, kToInput = 2 };
   std::uint32_t walk(Node* start);
   std::uint32_t add(Node* node);
+  [[nodiscard]] std::uint16_t add_device(const Node& node);
 
   std::vector<Edge> kept_roots_;
   std::vector<NodePtr> kept_sends_;
   std::vector<Node*> nodes_;
   std::vector<NodeKind> kinds_;
+  std::vector<c10::Device> other_devices_;
+  std::vector<std::uint16_t> device_of_;  // empty: all nodes belong to the CPU
   std::vector<std::uint32_t> pending_;
   std::vector<std::uint8_t> leads_to_;  // bits of LeadsTo
   std::vector<std::uint32_t> offsets_;

@@ -1,10 +1,10 @@
-// One file, though long: the state of a strand is touched by its slices alone, which are here.
+// One file, though long: what a slice does, in the order in which it does it.
 #include "stitch/dist_autograd/executor/strand.h"
 
 #include <ATen/Parallel.h>
 
 #include <algorithm>
-#include <functional>
+#include <exception>
 #include <new>
 #include <optional>
 #include <utility>
@@ -66,16 +66,9 @@ Strand::Strand(std::shared_ptr<const Plan> plan, RunFlags flags,
       executor_(std::move(executor)),
       owner_(std::move(owner)),
       thread_state_(std::move(state)),
-      states_(plan_->size()),
-      slots_(plan_->size()),
-      check_(*plan_),
-      unresolved_(plan_->untrimmed()) {
+      nodes_(plan_),
+      slices_(plan_->devices()) {
   thread_state_.set_grad_mode(flags_.create_graph);
-  for (std::uint32_t i = 0; i < plan_->size(); ++i) states_[i].pending = plan_->pending(i);
-  // start() must not fail: it would not deliver to some roots, or twice to others.
-  std::vector<Ready> room;
-  room.reserve(plan_->roots().size());
-  ready_ = decltype(ready_)(std::less<Ready>(), std::move(room));
 }
 
 Strand::~Strand() = default;
@@ -83,31 +76,27 @@ Strand::~Strand() = default;
 void Strand::seed(std::size_t root, at::Tensor gradient) {
   const Plan::Target target = plan_->roots()[root];
   const at::AutoGradMode mode(flags_.create_graph);
-  put(target.node, target.input, std::move(gradient));
-  note_reach(target, Reach::live);
+  base::MutexLock lock(mutex_);
+  nodes_.put(target.node, target.input, std::move(gradient));
+  nodes_.reach_root(root);
 }
 
 void Strand::start() {
+  std::size_t device = 0;
   {
     base::MutexLock lock(mutex_);
     if (started_) return;
+    nodes_.start_roots();
+    started_ = true;
+    for (std::size_t i = slices_.size(); i-- > 0;) {
+      if (nodes_.has_ready(i)) device = i;
+    }
+    slices_[device].scheduled = true;
   }
-  // A root with incoming edges waits for them like any other node; the others are ready now.
-  for (const Plan::Target& root : plan_->roots()) {
-    check_.starts(root.node);
-    State& state = states_[root.node];
-    if (state.pending != 0 || plan_->trimmed(root.node)) continue;
-    state.pending = 1;  // several roots may meet in one node: it becomes ready once
-    arrive(root, Reach::live);
-    state.pending = Plan::kNone;
-  }
-  {
-    base::MutexLock lock(mutex_);
-    if (std::exchange(started_, true) || scheduled_) return;
-    scheduled_ = true;
-  }
-  schedule();
+  schedule(device);
 }
+
+// ---- what comes from other workers
 
 void Strand::deliver(const std::vector<std::uint32_t>& nodes, std::vector<variable_list> gradients,
                      std::vector<Positions> unreached) {
@@ -132,6 +121,8 @@ void Strand::kill(std::vector<std::uint32_t> nodes) {
 }
 
 void Strand::post(std::vector<Arrival> arrivals) {
+  const std::size_t first = arrivals.empty() ? 0 : plan_->device_of(arrivals.front().node);
+  std::optional<std::size_t> device;
   {
     base::MutexLock lock(mutex_);
     if (stop_ || ended_) return;
@@ -140,22 +131,71 @@ void Strand::post(std::vector<Arrival> arrivals) {
     } else {
       for (Arrival& arrival : arrivals) inbox_.push_back(std::move(arrival));
     }
-    news_.store(true, std::memory_order_release);
-    if (!started_ || scheduled_) return;
-    scheduled_ = true;
+    if (!started_) return;
+    device = device_to_wake(first);
+    if (!device) return;
+    slices_[*device].scheduled = true;
   }
-  schedule();
+  schedule(*device);
 }
 
+std::optional<std::size_t> Strand::device_to_wake(std::size_t device) const {
+  if (!slices_[device].scheduled) return device;
+  std::optional<std::size_t> idle;
+  for (std::size_t i = 0; i < slices_.size(); ++i) {
+    if (!slices_[i].scheduled) {
+      idle = i;
+    } else if (!slices_[i].in_node) {
+      return std::nullopt;  // it looks before it runs a node or ends
+    }
+  }
+  return idle;  // where there is none, each looks after its node
+}
+
+void Strand::take_arrivals() {
+  if (inbox_.empty() || stop_) return;
+  taken_now_.swap(inbox_);
+  news_ = true;
+  try {
+    for (Arrival& arrival : taken_now_) {
+      for (std::size_t i = 0; i < arrival.gradients.size(); ++i) {
+        nodes_.put(arrival.node, static_cast<std::uint32_t>(i), std::move(arrival.gradients[i]));
+      }
+      ++taken_;
+      nodes_.on_message(arrival.node, arrival.reach, std::move(arrival.unreached));
+    }
+  } catch (...) {
+    fail(to_error(std::current_exception()), Plan::kNone);
+  }
+  taken_now_.clear();
+}
+
+// ---- slices
+
 void Strand::resume() {
+  std::vector<std::size_t> devices;
+  devices.reserve(plan_->devices());
   {
     base::MutexLock lock(mutex_);
     if (ended_) return;
     resumed_ = true;
-    if (!started_ || scheduled_) return;
-    scheduled_ = true;
+    held_ = false;
+    if (!started_) return;
+    for (std::size_t i = 0; i < slices_.size(); ++i) {
+      if (nodes_.has_ready(i) && !slices_[i].scheduled) devices.push_back(i);
+    }
+    if (devices.empty() && !any_scheduled()) devices.push_back(0);
+    for (const std::size_t device : devices) slices_[device].scheduled = true;
   }
-  schedule();
+  std::exception_ptr failure;
+  for (const std::size_t device : devices) {
+    try {
+      schedule(device);
+    } catch (...) {
+      failure = std::current_exception();
+    }
+  }
+  if (failure) std::rethrow_exception(failure);
 }
 
 void Strand::stop() {
@@ -163,252 +203,319 @@ void Strand::stop() {
     base::MutexLock lock(mutex_);
     if (ended_) return;
     stop_ = true;
-    news_.store(true, std::memory_order_release);
-    if (!started_ || scheduled_)
-      return;  // start() will see it: until then another thread may be seeding
-    scheduled_ = true;
+    // start() will see it: until then another thread may be seeding.
+    if (!started_ || any_scheduled()) return;
+    slices_.front().scheduled = true;
   }
-  schedule();
+  schedule(0);
+}
+
+bool Strand::any_scheduled() const {
+  return std::any_of(slices_.begin(), slices_.end(),
+                     [](const Slices& slices) { return slices.scheduled; });
 }
 
 bool Strand::running_on_this_thread() const noexcept { return running_strand == this; }
 
-// REQUIRES: scheduled_, which this call has set. It is taken back if this throws.
-void Strand::schedule() {
+void Strand::schedule(std::size_t device) {
   try {
-    executor_([self = shared_from_this()] {
+    executor_(plan_->device(device), [self = shared_from_this(), device] {
       const Strand* const outer = std::exchange(running_strand, self.get());
-      if (const auto owner = self->owner_.lock()) self->run_slice(*owner);
+      if (const auto owner = self->owner_.lock()) self->run_slice(*owner, device);
       running_strand = outer;
     });
   } catch (...) {
     base::MutexLock lock(mutex_);
-    scheduled_ = false;
+    slices_[device].scheduled = false;
     throw;
   }
 }
 
-// Moves the inbox to the slice. After `leave` another slice may run: this one must not touch
-// anything.
-Strand::Next Strand::take_inbox(bool leave_if_empty) {
-  if (!leave_if_empty && !news_.load(std::memory_order_acquire)) return Next::go_on;
-  base::MutexLock lock(mutex_);
-  news_.store(false, std::memory_order_relaxed);
-  if (stop_) {
-    ended_ = true;
-    return Next::stop;
-  }
-  if (!std::exchange(resumed_, false) && inbox_.empty() && leave_if_empty) {
-    scheduled_ = false;
-    return Next::leave;
-  }
-  taken_now_.swap(inbox_);
-  return Next::go_on;
-}
-
-void Strand::run_slice(StrandOwner& owner) {
+void Strand::run_slice(StrandOwner& owner, std::size_t device) {
   std::optional<at::ThreadLocalStateGuard> guard;
+  std::optional<Error> unprepared;
   try {
     prepare_thread();
     guard.emplace(thread_state_);
   } catch (...) {
-    fail(owner, to_error(std::current_exception()));  // no node runs then
+    unprepared = to_error(std::current_exception());  // no node runs then
   }
   // Not that of this thread: it may wait for another pass, or be one that reads messages.
   const torch_warnings::WarningHandlerGuard warnings(owner.warning_handler());
-  bool leave_if_empty = false;
-  Next next_step = Next::go_on;
-  while ((next_step = take_inbox(leave_if_empty)) == Next::go_on) {
-    leave_if_empty = false;
+  base::MutexLock lock(mutex_);
+  news_ = true;
+  if (unprepared) fail(std::move(*unprepared), Plan::kNone);
+  for (;;) {
+    take_arrivals();
+    tell(owner);
+    if (wake_others(device)) continue;
+    if (!stop_ && !inbox_.empty()) continue;
+    if (!stop_ && !held_ && nodes_.has_ready(device)) {
+      run_next(device, owner);
+    } else if (!tell_partly_quiet(owner)) {
+      break;
+    }
+  }
+  slices_[device].scheduled = false;
+}
+
+bool Strand::wake_others(std::size_t device) {
+  if (slices_.size() == 1 || stop_ || held_) return false;
+  bool released = false;
+  for (std::size_t i = 0; i < slices_.size(); ++i) {
+    if (i == device || slices_[i].scheduled || !nodes_.has_ready(i)) continue;
+    slices_[i].scheduled = true;
+    released = true;
+    mutex_.unlock();
+    std::optional<Error> failure;
     try {
-      take_arrivals();
-      if (ready_.empty()) publish_streams();
+      schedule(i);
     } catch (...) {
-      fail(owner, to_error(std::current_exception()));
-      continue;
+      failure = to_error(std::current_exception());
     }
-    if (ready_.empty()) {
-      if (unresolved_ == 0) check_.resolved();
-      owner.went_quiet(taken_, unresolved_ == 0);
-      leave_if_empty = true;
-      continue;
-    }
-    const std::uint32_t next = ready_.top().node;
-    thread_.store(base::this_thread_id(), std::memory_order_relaxed);
-    try {
-      if (owner.before_node()) [[likely]] {
-        ready_.pop();
-        run(next, owner);
-      } else {
-        leave_if_empty = true;  // resume() makes the next slice
-      }
-    } catch (...) {
-      Error error = failure_of(plan_->node(next));
-      if (flags_.anomaly) {
-        try {
-          print_forward_stack(plan_->node(next));
-        } catch (const std::bad_alloc&) {
-          // It is not printed.
-        }
-      }
-      fail(owner, std::move(error));
-    }
-    thread_.store(0, std::memory_order_relaxed);
+    mutex_.lock();
+    if (failure) fail(std::move(*failure), Plan::kNone);
   }
-  if (next_step == Next::leave) return;
-  drop_everything();
-  owner.stopped();
+  return released;
 }
 
-void Strand::take_arrivals() {
-  for (Arrival& arrival : taken_now_) {
-    for (std::size_t i = 0; i < arrival.gradients.size(); ++i)
-      put(arrival.node, static_cast<std::uint32_t>(i), std::move(arrival.gradients[i]));
-    if (!arrival.unreached.empty() && arrival.reach == Reach::live)
-      unreached_tensors_.emplace(arrival.node, std::move(arrival.unreached));
-    ++taken_;
-    check_.arrives(arrival.node);
-    arrive({arrival.node, 0}, arrival.reach);
+void Strand::run_next(std::size_t device, StrandOwner& owner) {
+  const std::uint32_t node = nodes_.take_ready(device);
+  slices_[device].in_node = true;
+  ++running_;  // also while the owner is asked: it is neither quiet nor stopped
+  if (gave_gradients_) ask_before_node(owner);
+  try {
+    if (held_ && !stop_) nodes_.make_ready(node);
+  } catch (...) {
+    fail(to_error(std::current_exception()), node);
   }
-  taken_now_.clear();
+  if (!held_ && !stop_) run(node);
+  --running_;
+  slices_[device].in_node = false;
 }
 
-// Those who use the gradients wait for these alone, but a step that changes parameters on the
-// default stream, or on one that begins after it, must not pass a node that still reads them.
-void Strand::publish_streams() {
-  for (const c10::Stream& stream : std::exchange(used_streams_, {}))
-    order_streams(stream, default_stream(stream));
-}
-
-void Strand::fail(StrandOwner& owner, Error error) {
-  {
-    base::MutexLock lock(mutex_);
-    stop_ = true;
-    news_.store(true, std::memory_order_relaxed);
-  }
-  owner.failed(std::move(error));
-}
-
-void Strand::run(std::uint32_t index, StrandOwner& owner) {
+void Strand::run(std::uint32_t index) {
   Node& node = plan_->node(index);
-  NodeStreams streams(node);
-  for (const c10::Stream& stream : streams.streams()) {
-    if (std::find(used_streams_.begin(), used_streams_.end(), stream) == used_streams_.end())
-      used_streams_.push_back(stream);
-    // Nodes of earlier passes may still read what the leaf's gradient is added to.
-    if (plan_->kind(index) == NodeKind::accumulate) order_streams(default_stream(stream), stream);
+  NodeTable::Inputs inputs;
+  try {
+    inputs = nodes_.take_inputs(index);
+  } catch (...) {
+    return fail(to_error(std::current_exception()), index);
   }
-  variable_list inputs = std::move(slots_[index]);
-  inputs.resize(node.num_inputs());
-  slots_[index] = {};
-  on_devices_.wait_for(index, inputs);
-  check_.runs(index);
+  const bool live = nodes_.live(index);
+  mutex_.unlock();
+  thread_.store(base::this_thread_id(), std::memory_order_relaxed);
+  std::optional<NodeStreams> streams;
+  variable_list outputs;
+  std::optional<Error> failure;
+  try {
+    streams.emplace(node);
+    if (plan_->kind(index) == NodeKind::accumulate) {
+      // Nodes of earlier passes may still read what the leaf's gradient is added to.
+      for (const c10::Stream& stream : streams->streams())
+        order_streams(default_stream(stream), stream);
+    }
+    wait_for(inputs.points, inputs.gradients);
+    outputs = run_alone(index, std::move(inputs.gradients), live);
+    // They are sent later, under the strand's own streams: the default ones, on any thread.
+    if (plan_->kind(index) == NodeKind::recv) streams->leave_with(outputs);
+  } catch (...) {
+    failure = failure_of(node);
+    outputs.clear();
+  }
+  inputs = {};
+  int self = base::this_thread_id();
+  thread_.compare_exchange_strong(self, 0, std::memory_order_relaxed);
+  mutex_.lock();
+  news_ = true;
+  try {
+    if (streams) note_streams(streams->streams());
+    if (!failure) pass_on(index, std::move(outputs));
+  } catch (...) {
+    if (!failure) failure = failure_of(node);
+  }
+  if (failure) fail(std::move(*failure), index);
+}
+
+variable_list Strand::run_alone(std::uint32_t index, variable_list inputs, bool live) {
+  Node& node = plan_->node(index);
   const GradientSink sink{*store_, plan_->inputs()};
   switch (plan_->kind(index)) {
     case NodeKind::accumulate:
       run_leaf(static_cast<AccumulateGrad&>(node), std::move(inputs), sink);
-      break;
-    case NodeKind::recv: {
-      const bool live = states_[index].reach == Reach::live;
-      variable_list gradients =
-          live ? run_recv(plan_->recv(index), std::move(inputs), sink) : std::move(inputs);
-      streams.leave_with(gradients);  // they are sent later, under the strand's own streams
-      owner.gradients_ready(plan_->recv(index), std::move(gradients), unreached_inputs(index));
-      break;
-    }
+      return {};
+    case NodeKind::recv:
+      return live ? run_recv(plan_->recv(index), std::move(inputs), sink) : std::move(inputs);
+    case NodeKind::send:
     case NodeKind::plain:
-    case NodeKind::send: {
-      const bool send = plan_->kind(index) == NodeKind::send;
-      variable_list outputs = send ? run_send(plan_->send(index), std::move(inputs), flags_, sink)
-                                   : run_node(node, std::move(inputs), flags_, sink);
-      const auto found = send ? unreached_tensors_.find(index) : unreached_tensors_.end();
-      const auto edges = plan_->edges(index);
-      for (std::uint32_t i = 0; i < edges.size(); ++i) {
-        if (edges[i].node == Plan::kNone) continue;
-        put(edges[i].node, edges[i].input, std::move(outputs[i]));
-        const bool unreached = found != unreached_tensors_.end() && found->second.has(i);
-        arrive(edges[i], unreached ? Reach::unreached : Reach::live);
-      }
       break;
+  }
+  variable_list outputs = plan_->kind(index) == NodeKind::send
+                              ? run_send(plan_->send(index), std::move(inputs), flags_, sink)
+                              : run_node(node, std::move(inputs), flags_, sink);
+  const auto edges = plan_->edges(index);
+  for (std::size_t i = 0; i < edges.size(); ++i) {
+    if (edges[i].node == Plan::kNone) outputs[i] = at::Tensor();  // not under the lock
+  }
+  return outputs;
+}
+
+// Under the streams of the node, which made them.
+void Strand::pass_on(std::uint32_t index, variable_list outputs) {
+  const NodeKind kind = plan_->kind(index);
+  if (kind == NodeKind::recv) {
+    leaving_.push_back({index, std::move(outputs), nodes_.unreached_inputs(index)});
+  } else if (kind != NodeKind::accumulate) {
+    const Positions* const unreached =
+        kind == NodeKind::send ? nodes_.unreached_by_message(index) : nullptr;
+    const auto edges = plan_->edges(index);
+    for (std::uint32_t i = 0; i < edges.size(); ++i) {
+      if (edges[i].node == Plan::kNone) continue;
+      nodes_.put(edges[i].node, edges[i].input, std::move(outputs[i]));
+      nodes_.deliver(edges[i],
+                     unreached && unreached->has(i) ? Reach::unreached : Reach::live);
     }
   }
-  --unresolved_;
+  nodes_.has_run();
   nodes_run_.fetch_add(1, std::memory_order_relaxed);
 }
 
-// Adds a gradient to an input of a node. An undefined one changes nothing.
-void Strand::put(std::uint32_t node, std::uint32_t input, at::Tensor gradient) {
-  if (!gradient.defined()) return;
-  variable_list& slots = slots_[node];
-  if (slots.size() <= input) slots.resize(plan_->node(node).num_inputs());
-  if (is_on_device(gradient)) {
-    on_devices_.add(plan_->node(node), node, input, slots[input], std::move(gradient));
+void Strand::note_streams(const std::vector<c10::Stream>& streams) {
+  for (const c10::Stream& stream : streams) {
+    if (std::find(used_streams_.begin(), used_streams_.end(), stream) == used_streams_.end())
+      used_streams_.push_back(stream);
+  }
+}
+
+void Strand::fail(Error error, std::uint32_t node) {
+  if (ended_) return;
+  stop_ = true;
+  if (std::exchange(failed_, true)) return;
+  failure_.emplace(Failure{std::move(error), node});
+}
+
+// ---- calls of the owner
+
+void Strand::tell(StrandOwner& owner) {
+  if (owner_called_) return;
+  owner_called_ = true;
+  while (tell_next(owner)) {
+  }
+  owner_called_ = false;
+}
+
+bool Strand::tell_next(StrandOwner& owner) {
+  if (failure_) {
+    tell_failure(owner);
+  } else if (stop_) {
+    if (running_ != 0 || ended_) return false;
+    tell_stopped(owner);
+  } else if (!leaving_.empty()) {
+    tell_gradients(owner);
+  } else if (news_ && running_ == 0 && inbox_.empty() && !nodes_.has_ready()) {
+    tell_quiet(owner);
   } else {
-    accumulate(slots[input], std::move(gradient));
+    return false;
   }
+  return true;
 }
 
-void Strand::note_reach(const Plan::Target& target, Reach reach) {
-  State& state = states_[target.node];
-  state.reach = std::max(state.reach, reach);
-  if (reach == Reach::live && plan_->kind(target.node) == NodeKind::recv &&
-      plan_->node(target.node).num_inputs() > 1)
-    reached_inputs_[target.node].add(target.input);
-}
-
-// The rest of those that are live.
-Positions Strand::unreached_inputs(std::uint32_t recv) const {
-  Positions unreached;
-  const auto inputs = static_cast<std::uint32_t>(plan_->node(recv).num_inputs());
-  if (inputs == 1 && states_[recv].reach == Reach::live) return unreached;
-  const auto reached = reached_inputs_.find(recv);
-  for (std::uint32_t i = 0; i < inputs; ++i) {
-    if (reached == reached_inputs_.end() || !reached->second.has(i)) unreached.add(i);
-  }
-  return unreached;
-}
-
-// Counts one delivery. A node that is complete becomes ready where it is to run, or to report;
-// otherwise its edges are followed, in a loop, not by recursion.
-void Strand::arrive(const Plan::Target& at, Reach reach) {
-  const auto count = [this](const Plan::Target& target, Reach how) {
-    const std::uint32_t node = target.node;
-    check_.delivers(node);
-    note_reach(target, how);
-    State& state = states_[node];
-    if (--state.pending != 0) return;
-    const NodeKind kind = plan_->kind(node);
-    if (state.reach == Reach::dead || (state.reach == Reach::unreached && kind != NodeKind::recv)) {
-      not_live_.push_back(node);
-      return;
-    }
-    const std::uint32_t rank = kind == NodeKind::recv         ? 3
-                               : plan_->leads_to_recv(node)   ? 2
-                               : kind == NodeKind::accumulate ? 1
-                                                              : 0;
-    ready_.push({rank, plan_->node(node).sequence_nr(), node});
-  };
-  count(at, reach);
-  while (!not_live_.empty()) {
-    const std::uint32_t node = not_live_.back();
-    not_live_.pop_back();
-    --unresolved_;
-    for (const Plan::Target& target : plan_->edges(node)) {
-      if (target.node != Plan::kNone) count(target, states_[node].reach);
+void Strand::tell_failure(StrandOwner& owner) {
+  Failure failure = std::move(*failure_);
+  failure_.reset();
+  mutex_.unlock();
+  if (flags_.anomaly && failure.node != Plan::kNone) {
+    try {
+      print_forward_stack(plan_->node(failure.node));
+    } catch (const std::bad_alloc&) {
+      // It is not printed.
     }
   }
+  owner.failed(std::move(failure.error));
+  mutex_.lock();
 }
 
-void Strand::drop_everything() {
-  std::vector<Arrival> dropped;
-  {
-    base::MutexLock lock(mutex_);
-    dropped.swap(inbox_);
+void Strand::tell_stopped(StrandOwner& owner) {
+  ended_ = true;
+  std::vector<Arrival> arrivals = std::exchange(inbox_, {});
+  std::vector<Leaving> leaving = std::exchange(leaving_, {});
+  NodeTable::Dropped dropped = nodes_.drop();
+  mutex_.unlock();
+  arrivals.clear();
+  leaving.clear();
+  dropped = {};
+  owner.stopped();
+  mutex_.lock();
+}
+
+void Strand::tell_gradients(StrandOwner& owner) {
+  std::vector<Leaving> leaving = std::exchange(leaving_, {});
+  gave_gradients_ = unsent_ = true;
+  mutex_.unlock();
+  std::optional<Error> failure;
+  std::uint32_t node = Plan::kNone;
+  for (Leaving& each : leaving) {
+    node = each.node;
+    try {
+      owner.gradients_ready(plan_->recv(node), std::move(each.gradients), each.unreached);
+    } catch (...) {
+      failure = failure_of(plan_->node(node));
+      break;
+    }
   }
-  slots_.clear();
-  on_devices_.clear();
-  taken_now_.clear();
-  ready_ = {};
+  leaving.clear();
+  mutex_.lock();
+  if (failure) fail(std::move(*failure), node);
+}
+
+// Those who use the gradients wait for these alone, but a step that changes parameters on the
+// default stream, or on one that begins after it, must not pass a node that still reads them.
+void Strand::tell_quiet(StrandOwner& owner) {
+  const std::vector<c10::Stream> streams = std::exchange(used_streams_, {});
+  const std::uint64_t taken = taken_;
+  const bool resolved = nodes_.resolved();
+  news_ = unsent_ = false;
+  mutex_.unlock();
+  std::optional<Error> failure;
+  try {
+    for (const c10::Stream& stream : streams) order_streams(stream, default_stream(stream));
+  } catch (...) {
+    failure = to_error(std::current_exception());
+  }
+  if (!failure) owner.went_quiet(taken, resolved);
+  mutex_.lock();
+  if (failure) fail(std::move(*failure), Plan::kNone);
+}
+
+bool Strand::tell_partly_quiet(StrandOwner& owner) {
+  if (stop_ || owner_called_ || !unsent_ || running_ == 0) return false;
+  owner_called_ = true;
+  unsent_ = false;
+  mutex_.unlock();
+  owner.partly_quiet();
+  mutex_.lock();
+  owner_called_ = false;
+  return true;
+}
+
+void Strand::ask_before_node(StrandOwner& owner) {
+  if (owner_called_) return;
+  owner_called_ = true;
+  resumed_ = false;
+  mutex_.unlock();
+  bool go = true;
+  std::optional<Error> failure;
+  try {
+    go = owner.before_node();
+  } catch (...) {
+    failure = to_error(std::current_exception());
+  }
+  mutex_.lock();
+  if (failure) fail(std::move(*failure), Plan::kNone);
+  held_ = !go && !resumed_;
+  while (tell_next(owner)) {
+  }
+  owner_called_ = false;
 }
 
 }  // namespace stitch::dist_autograd

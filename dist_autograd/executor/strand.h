@@ -1,46 +1,55 @@
 #pragma once
 
 #include <ATen/ThreadLocalState.h>
+#include <c10/core/Device.h>
+#include <c10/core/Stream.h>
 #include <c10/util/Exception.h>
 
 #include <atomic>
+#include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
-#include <queue>
-#include <unordered_map>
+#include <optional>
 #include <vector>
 
 #include "stitch/base/error.h"
 #include "stitch/base/mutex.h"
 #include "stitch/base/unique_function.h"
-#include "stitch/dist_autograd/executor/delivery_check.h"
 #include "stitch/dist_autograd/executor/node_run.h"
-#include "stitch/dist_autograd/executor/node_streams.h"
+#include "stitch/dist_autograd/executor/node_table.h"
 #include "stitch/dist_autograd/executor/plan.h"
 #include "stitch/dist_autograd/graph/gradient_store.h"
 #include "stitch/dist_autograd/graph/positions.h"
 
 namespace stitch::dist_autograd {
 
-// Runs a task later, on a thread of its choice, exactly once, also if its owner is gone by then.
-using Executor = std::function<void(base::UniqueFunction<void()>)>;
+// Runs a task later, on a thread of its choice for nodes of that device, exactly once, also if its
+// owner is gone by then.
+using Executor = std::function<void(c10::Device, base::UniqueFunction<void()>)>;
 
-// The pass a strand works for. Called on the strand: one call at a time, never under a lock.
+// The pass a strand works for. Called by its slices, and under their state of libtorch: one call at
+// a time, never under a lock.
 class StrandOwner {
  public:
   virtual ~StrandOwner() = default;
-  // A node is about to run: send now what should not wait for it. False: no node runs until
-  // Strand::resume(), which may be called before this returns.
+  // A node is about to run, and gradients_ready() has been called before: send now what should not
+  // wait for it. False: no other node begins until Strand::resume(), which may be called before
+  // this returns.
   [[nodiscard]] virtual bool before_node() { return true; }
   // A recv node has its complete gradients, some of them perhaps undefined; `unreached`: those of
   // tensors that the roots do not depend on, perhaps all. If this throws, the node has failed.
   virtual void gradients_ready(RecvNode& node, variable_list gradients,
                                const Positions& unreached) = 0;
-  // Nothing is ready to run, and `taken` deliveries and kills have been processed so far.
+  // Nothing is ready to run on a device, while a node of another one still runs, and
+  // gradients_ready() has been called since the last of these calls: send what waits. Throws
+  // nothing.
+  virtual void partly_quiet() {}
+  // Nothing runs or is ready to run, and `taken` deliveries and kills have been processed so far.
   // `resolved`: every node of the plan has run or is known to be dead, so nothing will ever run
   // again. May be called more than once.
   virtual void went_quiet(std::uint64_t taken, bool resolved) = 0;
-  // A node threw: nothing more will run. Called at most once; stopped() follows.
+  // A node threw: no other one begins. Called at most once; stopped() follows.
   virtual void failed(Error error) = 0;
   // Who gets the warnings of libtorch that nodes raise; null for the process's own handler. Lives
   // as long as this.
@@ -50,15 +59,13 @@ class StrandOwner {
   virtual void stopped() = 0;
 };
 
-// Runs the nodes of one pass on one worker, each once and only when its inputs are complete, one at
-// a time: in slices that an Executor runs. All input enters through an inbox, so the state of nodes
-// needs no lock. Each delivery to a node is live (the roots depend on it that way: a gradient,
-// perhaps undefined), unreached (they do not, but on what came in the same message) or dead (no
-// message will ever come that way). A node is what the best of its deliveries is. One that is not
-// live does not run, as it would not in one process, and its edges are deliveries like those it
-// got; an unreached recv node reports that, since its link waits for a message. Thread contract:
-// deliver(), kill() and stop() from any thread; seed() before start(). Held by its pass and by its
-// slices, which keep the pass alive while they run.
+// Runs the nodes of one pass on one worker, each once and only when its inputs are complete: those
+// of the CPU one at a time, and so those of each device. Nodes of several devices run side by side,
+// each device's in slices that the Executor runs for it, so what takes long on the CPU does not
+// delay what is launched on a device. Thread contract: deliver(), kill() and stop() from any thread;
+// seed() before start(). Held by its pass and by its slices, which keep the pass alive while they
+// run. What is known of the nodes is under one lock, which is not held while one runs, while the
+// owner is called or when gradients end; sums of gradients are made under it.
 class Strand : public std::enable_shared_from_this<Strand> {
  public:
   Strand(std::shared_ptr<const Plan> plan, RunFlags flags, std::shared_ptr<GradientStore> store,
@@ -68,65 +75,84 @@ class Strand : public std::enable_shared_from_this<Strand> {
   Strand& operator=(const Strand&) = delete;
 
   // The gradient of root number `root` of the plan. REQUIRES: before start().
-  void seed(std::size_t root, at::Tensor gradient);
+  void seed(std::size_t root, at::Tensor gradient) STITCH_EXCLUDES(mutex_);
   // Lets nodes run. Deliveries that came earlier wait for it. A second call does nothing.
-  void start();
+  void start() STITCH_EXCLUDES(mutex_);
   // The gradients of send nodes have arrived: element i of `gradients` is for nodes[i], and the
   // inputs in element i of `unreached`, where there is one, are unreached. REQUIRES: once per node,
   // or kill(node), not both.
   void deliver(const std::vector<std::uint32_t>& nodes, std::vector<variable_list> gradients,
-               std::vector<Positions> unreached = {});
+               std::vector<Positions> unreached = {}) STITCH_EXCLUDES(mutex_);
   // No gradient will come for these send nodes.
-  void kill(std::vector<std::uint32_t> nodes);
+  void kill(std::vector<std::uint32_t> nodes) STITCH_EXCLUDES(mutex_);
   // Asks StrandOwner::before_node() again. Where it throws, it may be called again.
   void resume() STITCH_EXCLUDES(mutex_);
-  // Ends the pass here: the running node finishes, no other starts. Before start() it takes effect
-  // with start(). Where it throws, it may be called again.
+  // Ends the pass here: running nodes finish, no other starts. Before start() it takes effect with
+  // start(). Where it throws, it may be called again.
   void stop() STITCH_EXCLUDES(mutex_);
 
   [[nodiscard]] std::uint64_t nodes_run() const noexcept {
     return nodes_run_.load(std::memory_order_relaxed);
   }
-  // The thread that runs a node now (base::this_thread_id()), 0 for none.
+  // A thread that runs a node now (base::this_thread_id()), 0 for none.
   [[nodiscard]] int thread() const noexcept { return thread_.load(std::memory_order_relaxed); }
   // True inside a node, hook or callback of this strand.
   [[nodiscard]] bool running_on_this_thread() const noexcept;
 
  private:
-  enum class Reach : std::uint8_t { dead, unreached, live };
   struct Arrival {
     std::uint32_t node;
     Reach reach;
     variable_list gradients{};
     Positions unreached{};
   };
-  struct State {
-    std::uint32_t pending = 0;
-    Reach reach = Reach::dead;
+  // The slices of one device: one at a time.
+  struct Slices {
+    bool scheduled = false;  // one is waiting for its thread, or running
+    bool in_node = false;    // it runs a node
   };
-  struct Ready {
-    std::uint32_t rank;  // 3 recv, 2 leads to a recv, 1 leaf, 0 other
-    std::uint64_t sequence;
+  // Gradients of a recv node that has run.
+  struct Leaving {
     std::uint32_t node;
-    friend bool operator<(const Ready& a, const Ready& b) {
-      return a.rank != b.rank ? a.rank < b.rank : a.sequence < b.sequence;
-    }
+    variable_list gradients;
+    Positions unreached;
+  };
+  struct Failure {
+    Error error;
+    std::uint32_t node;  // that has failed, or Plan::kNone
   };
 
   void post(std::vector<Arrival> arrivals) STITCH_EXCLUDES(mutex_);
-  void schedule() STITCH_EXCLUDES(mutex_);
-  void run_slice(StrandOwner& owner) STITCH_EXCLUDES(mutex_);
-  enum class Next : std::uint8_t { go_on, leave, stop };
-  [[nodiscard]] Next take_inbox(bool leave_if_empty) STITCH_EXCLUDES(mutex_);
-  void take_arrivals();
-  void publish_streams();
-  void fail(StrandOwner& owner, Error error) STITCH_EXCLUDES(mutex_);
-  void run(std::uint32_t node, StrandOwner& owner);
-  void put(std::uint32_t node, std::uint32_t input, at::Tensor gradient);
-  void arrive(const Plan::Target& target, Reach reach);
-  void note_reach(const Plan::Target& target, Reach reach);
-  [[nodiscard]] Positions unreached_inputs(std::uint32_t recv) const;
-  void drop_everything();
+  // For which device a slice is to take an arrival for a node of `device`; nothing where one looks
+  // for it anyway.
+  [[nodiscard]] std::optional<std::size_t> device_to_wake(std::size_t device) const
+      STITCH_REQUIRES(mutex_);
+  [[nodiscard]] bool any_scheduled() const STITCH_REQUIRES(mutex_);
+  // REQUIRES: scheduled, which the caller has set. It is taken back if this throws.
+  void schedule(std::size_t device) STITCH_EXCLUDES(mutex_);
+  void run_slice(StrandOwner& owner, std::size_t device) STITCH_EXCLUDES(mutex_);
+  void take_arrivals() STITCH_REQUIRES(mutex_);
+  // Runs what is ready on other devices, which have no slice. True if the lock was released.
+  bool wake_others(std::size_t device) STITCH_REQUIRES(mutex_);
+  void run_next(std::size_t device, StrandOwner& owner) STITCH_REQUIRES(mutex_);
+  // Calls the owner as long as there is something to tell. Does nothing where another slice does:
+  // that one looks again after each call.
+  void tell(StrandOwner& owner) STITCH_REQUIRES(mutex_);
+  [[nodiscard]] bool tell_next(StrandOwner& owner) STITCH_REQUIRES(mutex_);
+  void tell_failure(StrandOwner& owner) STITCH_REQUIRES(mutex_);
+  void tell_stopped(StrandOwner& owner) STITCH_REQUIRES(mutex_);
+  void tell_gradients(StrandOwner& owner) STITCH_REQUIRES(mutex_);
+  void tell_quiet(StrandOwner& owner) STITCH_REQUIRES(mutex_);
+  // Asks before_node(), unless another slice calls the owner.
+  void ask_before_node(StrandOwner& owner) STITCH_REQUIRES(mutex_);
+  // Has sent what waits, where nothing is ready on this device. True if the lock was released.
+  bool tell_partly_quiet(StrandOwner& owner) STITCH_REQUIRES(mutex_);
+  void run(std::uint32_t index) STITCH_REQUIRES(mutex_);
+  // Runs the node: its gradients, none for a leaf.
+  [[nodiscard]] variable_list run_alone(std::uint32_t index, variable_list inputs, bool live);
+  void pass_on(std::uint32_t index, variable_list outputs) STITCH_REQUIRES(mutex_);
+  void note_streams(const std::vector<c10::Stream>& streams) STITCH_REQUIRES(mutex_);
+  void fail(Error error, std::uint32_t node) STITCH_REQUIRES(mutex_);
 
   // Constant after construction.
   const std::shared_ptr<const Plan> plan_;
@@ -136,32 +162,28 @@ class Strand : public std::enable_shared_from_this<Strand> {
   const std::weak_ptr<StrandOwner> owner_;
   at::ThreadLocalState thread_state_;
 
-  // Touched only by the slice that runs (or before start()).
-  std::vector<State> states_;
-  std::vector<variable_list> slots_;
-  DeviceInputs on_devices_;  // of slots_
-  std::priority_queue<Ready> ready_;
-  std::vector<std::uint32_t> not_live_;  // nodes whose edges are to be followed
-  // Of recv nodes with several inputs: the live ones. Of send nodes: the unreached ones.
-  std::unordered_map<std::uint32_t, Positions> reached_inputs_;
-  std::unordered_map<std::uint32_t, Positions> unreached_tensors_;
-  std::vector<c10::Stream> used_streams_;  // by nodes, since the strand was last quiet
-  std::vector<Arrival> taken_now_;
-  DeliveryCheck check_;
-  std::uint32_t unresolved_ = 0;
-  std::uint64_t taken_ = 0;
-
   std::atomic<std::uint64_t> nodes_run_{0};
   std::atomic<int> thread_{0};
 
-  std::atomic<bool> news_{false};  // something is in the inbox, or stop() was called
-
   base::Mutex mutex_;
+  NodeTable nodes_ STITCH_GUARDED_BY(mutex_);
+  std::vector<Slices> slices_ STITCH_GUARDED_BY(mutex_);  // by device
   std::vector<Arrival> inbox_ STITCH_GUARDED_BY(mutex_);
+  std::vector<Arrival> taken_now_ STITCH_GUARDED_BY(mutex_);
+  std::vector<Leaving> leaving_ STITCH_GUARDED_BY(mutex_);
+  std::vector<c10::Stream> used_streams_ STITCH_GUARDED_BY(mutex_);  // since it was last quiet
+  std::optional<Failure> failure_ STITCH_GUARDED_BY(mutex_);         // to be told
+  std::uint64_t taken_ STITCH_GUARDED_BY(mutex_) = 0;
+  int running_ STITCH_GUARDED_BY(mutex_) = 0;              // nodes, or about to
+  bool owner_called_ STITCH_GUARDED_BY(mutex_) = false;    // by a slice, now
+  bool gave_gradients_ STITCH_GUARDED_BY(mutex_) = false;  // to the owner, ever
+  bool unsent_ STITCH_GUARDED_BY(mutex_) = false;          // since it was last told to send
+  bool news_ STITCH_GUARDED_BY(mutex_) = false;            // since the owner was told of quiet
+  bool held_ STITCH_GUARDED_BY(mutex_) = false;            // until resume()
+  bool resumed_ STITCH_GUARDED_BY(mutex_) = false;         // since before_node() was asked
   bool started_ STITCH_GUARDED_BY(mutex_) = false;
-  bool scheduled_ STITCH_GUARDED_BY(mutex_) = false;
   bool stop_ STITCH_GUARDED_BY(mutex_) = false;
-  bool resumed_ STITCH_GUARDED_BY(mutex_) = false;  // since the inbox was last taken
+  bool failed_ STITCH_GUARDED_BY(mutex_) = false;
   bool ended_ STITCH_GUARDED_BY(mutex_) = false;
 };
 

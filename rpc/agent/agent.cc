@@ -342,6 +342,10 @@ void Agent::post(base::UniqueFunction<void()> task) {
   if (forked() || !pool_.post(task)) task();
 }
 
+void Agent::post_for_device(c10::Device device, base::UniqueFunction<void()> task) {
+  if (forked() || !device_threads_.post(device, task)) post(std::move(task));
+}
+
 void Agent::run_stop(std::stop_source source) {
   if (forked()) {
     source.request_stop();

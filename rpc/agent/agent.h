@@ -21,6 +21,7 @@
 #include "stitch/rpc/future/execution_context.h"
 #include "stitch/rpc/future/thread_pool.h"
 #include "stitch/rpc/gpu/device_tensors.h"
+#include "stitch/rpc/gpu/device_threads.h"
 #include "stitch/rpc/message/message.h"
 #include "stitch/rpc/message/worker_info.h"
 #include "stitch/rpc/options/options.h"
@@ -146,6 +147,8 @@ class Agent final : public Runtime, public std::enable_shared_from_this<Agent> {
   }
   void post(base::UniqueFunction<void()> task) override;
   void run_stop(std::stop_source source) override;
+  // Runs `task` on the thread that launches work on that device, or as post() where there is none.
+  void post_for_device(c10::Device device, base::UniqueFunction<void()> task);
   // As post(), for what a message has brought. Called while the message is handled, it has the
   // thread that read it run `task` itself, like a request, once it has delivered all messages that
   // have arrived: without a thread switch, and without keeping other messages waiting, also when
@@ -178,8 +181,10 @@ class Agent final : public Runtime, public std::enable_shared_from_this<Agent> {
   std::optional<Error> shutdown(bool graceful, std::chrono::nanoseconds timeout);
   // Why shutdown() must not be called on this thread, for which it would wait; nothing if it may.
   [[nodiscard]] std::optional<Error> why_not_here() const;
-  // Whether this thread runs a handler or a continuation of this worker.
-  [[nodiscard]] bool serves_here() const noexcept { return pool_.on_pool_thread(); }
+  // Whether this thread runs a handler, a continuation or a node of a pass of this worker.
+  [[nodiscard]] bool serves_here() const {
+    return pool_.on_pool_thread() || device_threads_.on_this_thread();
+  }
   [[nodiscard]] bool forked() const noexcept { return state_.forked(); }
   [[nodiscard]] bool stopped() const noexcept { return state_.stopped(); }
   // Whether this worker was declared dead.
@@ -264,6 +269,7 @@ class Agent final : public Runtime, public std::enable_shared_from_this<Agent> {
   ServedCalls served_calls_{
       options_, state_, self_, extensions_, sender_, pool_, "stitch-" + self_.name};
   ThreadPool pool_;
+  DeviceThreads device_threads_{self_.name};
   Dumps dumps_{*this};
   std::unique_ptr<GracefulShutdown> graceful_shutdown_;
   std::unique_ptr<GatherExchange> gather_exchange_;

@@ -33,7 +33,7 @@ std::vector<WorkerId> ids_of(const std::optional<ShutdownProtocol::Waiting>& wai
 std::optional<Error> Agent::why_not_here() const {
   if (state_.ended()) return std::nullopt;
   const std::string called = "shutdown of " + to_string(self_) + " was called from ";
-  if (pool_.on_pool_thread()) {
+  if (serves_here()) {
     return Error(ErrorCode::invalid_argument,
                  called + "one of its own handlers, which it would wait for");
   }
@@ -165,10 +165,14 @@ void Agent::stop_everything(Clock::time_point deadline) {
   if (!device_tensors_.stop(deadline - kTimeForTransports))
     report_left_behind("it still waits for a device");
   pool_.close();
-  const bool handlers_ended = pool_.join_until(deadline - kTimeForTransports);
+  bool handlers_ended = pool_.join_until(deadline - kTimeForTransports);
   if (!handlers_ended) {
     const std::string running = served_calls_.running();
     report_left_behind("handlers still run: " + (running.empty() ? "unknown" : running));
+  }
+  if (!device_threads_.close_until(deadline - kTimeForTransports)) {
+    handlers_ended = false;
+    report_left_behind("nodes of backward passes still run on devices");
   }
   if (!served_calls_.stop_callbacks().close_until(deadline - kTimeForTransports))
     report_left_behind("stop callbacks still run");

@@ -87,7 +87,7 @@ TEST_F(DeliveryAssertionsDeathTest, AreMadeByTheStrand) {
   const auto owner = std::make_shared<NoOwner>();
   const auto strand = std::make_shared<Strand>(
       std::move(plan), RunFlags{}, std::make_shared<GradientStore>(),
-      [](base::UniqueFunction<void()> slice) { slice(); }, owner);
+      [](c10::Device, base::UniqueFunction<void()> slice) { slice(); }, owner);
   strand->start();
   EXPECT_DEATH(strand->deliver({after}, {{at::ones({3})}}), "only send nodes get messages");
   strand->deliver({send}, {{at::ones({3})}});

@@ -62,7 +62,7 @@ class LocalOwner final : public StrandOwner {
 LocalPass::LocalPass(LocalWorld& world) : world_(world), done_(world.parts_.size(), false) {}
 
 void LocalPass::build(const LocalWorld::Request& request) {
-  const Executor pooled = [&world = world_](base::UniqueFunction<void()> task) {
+  const Executor pooled = [&world = world_](c10::Device, base::UniqueFunction<void()> task) {
     base::MutexLock lock(world.mutex_);
     world.queue_.push_back(std::move(task));
     world.work_.notify_one();

@@ -359,7 +359,7 @@ TEST(Strand, MayBeStoppedAgainWhenASliceCouldNotBeScheduled) {
     bool fails = false;
     const auto strand = std::make_shared<Strand>(
         plan, RunFlags{}, std::make_shared<GradientStore>(),
-        [&](base::UniqueFunction<void()> slice) {
+        [&](c10::Device, base::UniqueFunction<void()> slice) {
           if (fails) throw std::bad_alloc();
           slice();
         },

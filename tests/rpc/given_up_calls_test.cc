@@ -115,15 +115,65 @@ Future<int> nested(int depth, const Future<int>& innermost) {
   co_return co_await nested(depth - 1, innermost);
 }
 
+// The stack that each takes to begin the next one is larger under sanitizers.
+constexpr bool kLargeFrames =
+    stitch::testing::kAddressSanitizer || stitch::testing::kThreadSanitizer;
+constexpr int kDepth = kLargeFrames ? 2'000 : 20'000;
+
 // Each has a token that its caller's passes on to: the innermost asks for the first of them.
 TEST(GivenUpCalls, CoroutinesMayBeNestedDeeplyAndAskForATokenInside) {
   const Promise<int> innermost;
-  // The stack that each takes to begin the next one is larger under sanitizers.
-  constexpr bool kLargeFrames =
-      stitch::testing::kAddressSanitizer || stitch::testing::kThreadSanitizer;
-  const auto outermost = nested(kLargeFrames ? 2'000 : 20'000, innermost.future());
+  const auto outermost = nested(kDepth, innermost.future());
   innermost.set_value(1);
   EXPECT_EQ(outermost.get(), 0);
+}
+
+// Each has awaited something when it begins the next one, so that it has a token by then.
+struct Nest {
+  explicit Nest(std::size_t depth) : gates(depth + 1) {}
+  Future<int> enter(std::size_t depth) {
+    co_await gates[depth].future();
+    if (depth == 0) {
+      token = stitch::current_stop_token();
+      co_return co_await innermost.future();
+    }
+    co_return co_await enter(depth - 1);
+  }
+  Future<int> enter_all() {
+    auto outermost = enter(gates.size() - 1);
+    for (std::size_t depth = gates.size(); depth-- > 0;) gates[depth].set_value();
+    return outermost;
+  }
+  std::vector<Promise<void>> gates;
+  Promise<int> innermost;
+  std::stop_token token;
+};
+
+// A stop goes through the tokens of all of them, and takes some 200 bytes of stack for each.
+TEST(GivenUpCalls, CoroutinesMayBeNestedDeeplyAndStopped) {
+  Nest nest(kDepth);
+  const auto outermost = nest.enter_all();
+  ASSERT_TRUE(nest.token.stop_possible());
+  EXPECT_FALSE(nest.token.stop_requested());
+  outermost.cancel();
+  EXPECT_TRUE(nest.token.stop_requested());
+  EXPECT_THROW(static_cast<void>(outermost.get()), Error);
+}
+
+// A stop callback that stops something else, and goes on once that has ended.
+TEST(GivenUpCalls, AStopInsideAStopIsCompleteWhenItReturns) {
+  Nest nest(3);
+  Nest other(3);
+  const auto outermost = nest.enter_all();
+  const auto of_other = other.enter_all();
+  ASSERT_TRUE(nest.token.stop_possible());
+  bool complete = false;
+  const std::stop_callback stop_other(nest.token, [&] {
+    of_other.cancel();
+    complete = other.token.stop_requested() && of_other.ready();
+  });
+  outermost.cancel();
+  EXPECT_TRUE(complete);
 }
 
 Future<int> shared;
