@@ -26,7 +26,9 @@ constexpr int kNotExecutableStatus = 126;
 int watch_signals() {
   sigset_t watched;
   ::sigemptyset(&watched);
-  for (int signal : {SIGINT, SIGTERM, SIGHUP, SIGCHLD}) ::sigaddset(&watched, signal);
+  // SIGUSR1 asks workers for dumps; `pkill -USR1 -f ./app` sends it to this process, too. It is not
+  // ignored (SIG_IGN) because workers would inherit that.
+  for (int signal : {SIGINT, SIGTERM, SIGHUP, SIGCHLD, SIGUSR1}) ::sigaddset(&watched, signal);
   ::sigprocmask(SIG_BLOCK, &watched, nullptr);
   const int fd = ::signalfd(-1, &watched, SFD_CLOEXEC | SFD_NONBLOCK);
   if (fd < 0) throw std::system_error(errno, std::generic_category(), "cannot watch signals");
@@ -187,6 +189,7 @@ void Launcher::read_signals() {
   bool exits = false;
   while (::read(signals_, &info, sizeof(info)) == static_cast<ssize_t>(sizeof(info))) {
     const int signal = static_cast<int>(info.ssi_signo);
+    if (signal == SIGUSR1) continue;  // the workers have got it themselves
     if (signal == SIGCHLD) {
       exits = true;
     } else if (ending_ && ending_->signal != 0) {

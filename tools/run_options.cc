@@ -209,7 +209,8 @@ Standard input is empty.
 --diagnose reads the dumps that workers have written into DIR (STITCH_DUMP_DIR: when a call times
 out, on SIGUSR1, on a fatal signal) and says who waits for whom, in which function and since when;
 the first line is the verdict. It draws DIR/waits.dot, and DIR/waits.svg where Graphviz is there.
-SIGUSR1 to a worker, or to all: pkill -USR1 -f ./app
+SIGUSR1 to a worker, or to all: pkill -USR1 -f ./app (stitch-run, which that matches, too, takes no
+notice of it).
 
 When one process fails and is not to be started again, the others are asked to stop (SIGTERM) and
 killed after the grace time; the failure is printed last, and its status is stitch-run's: the exit

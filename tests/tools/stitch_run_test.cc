@@ -253,6 +253,21 @@ TEST_F(StitchRun, KillsAtTheSecondInterrupt) {
   EXPECT_TRUE(gone(pid));
 }
 
+// pkill -USR1 -f ./app asks all workers for dumps, and matches stitch-run's command line, too.
+TEST_F(StitchRun, GoesOnWhenItGetsTheSignalForDumpsAndLeavesItToTheWorkers) {
+  RunningCommand running(shell({"-n", "2"}, "trap 'touch " + path("asked") +
+                                                ".$RANK' USR1; echo $$ > " + path("ready") +
+                                                ".$RANK; while [ ! -e " + path("asked") +
+                                                ".$RANK ]; do sleep 0.02; done; echo asked"));
+  const std::vector<pid_t> workers{noted_pid("ready.0"), noted_pid("ready.1")};
+  running.send_signal(SIGUSR1);
+  for (pid_t worker : workers) ::kill(worker, SIGUSR1);
+  EXPECT_EQ(running.wait(), 0);
+  EXPECT_EQ(sorted_lines(running.out()),
+            (std::vector<std::string>{"[worker0] asked", "[worker1] asked"}));
+  EXPECT_EQ(running.err(), "");
+}
+
 TEST_F(StitchRun, StopsAfterTheTimeLimit) {
   const Result result =
       run(shell({"-n", "2", "--timeout", "0.2"}, "[ $RANK = 1 ] && exit 0; exec sleep 60"));
