@@ -13,6 +13,7 @@
 #include <cerrno>
 #include <fstream>
 #include <system_error>
+#include <utility>
 
 #include "free_port.h"
 
@@ -127,9 +128,8 @@ bool Launcher::restart(Worker& worker) {
   // few workers left.
   const bool ended_well = std::ranges::any_of(
       workers_, [](const auto& each) { return each->status && each->status->success(); });
-  const auto others = std::ranges::count_if(
-      workers_, [&](const auto& each) { return each.get() != &worker && !each->status; });
-  const bool over = ended_well && (!options_.elastic || others + 1 < options_.elastic->min);
+  const bool over =
+      ended_well && (!options_.elastic || running_beside(worker) + 1 < options_.elastic->min);
   if (ending_ || over || worker.restarts >= options_.restarts) return false;
   // What the former process has left behind. It stays a zombie until the sweep: see note_exits().
   ::kill(-worker.process.pid, SIGKILL);
@@ -149,12 +149,13 @@ bool Launcher::restart(Worker& worker) {
   return true;
 }
 
+int Launcher::running_beside(const Worker& worker) const {
+  return static_cast<int>(std::ranges::count_if(
+      workers_, [&](const auto& each) { return each.get() != &worker && !each->status; }));
+}
+
 bool Launcher::enough_without(const Worker& failed) const {
-  if (ending_ || !options_.elastic) return false;
-  const auto there = std::ranges::count_if(workers_, [&](const auto& each) {
-    return each.get() != &failed && (!each->status || each->status->success());
-  });
-  return there >= options_.elastic->min;
+  return !ending_ && options_.elastic && running_beside(failed) >= options_.elastic->min;
 }
 
 void Launcher::wait_for_events() {
@@ -202,6 +203,7 @@ void Launcher::read_signals() {
 }
 
 void Launcher::note_exits() {
+  std::vector<std::pair<Worker*, ExitStatus>> failed;
   for (const auto& worker : workers_) {
     if (worker->status) continue;
     // The process stays a zombie until the sweep, so that its id, which is its group's, is not
@@ -211,14 +213,23 @@ void Launcher::note_exits() {
                  WEXITED | WNOHANG | WNOWAIT) != 0 ||
         info.si_pid == 0)
       continue;
-    worker->status = ExitStatus{info.si_code != CLD_EXITED, info.si_status};
-    if (!worker->status->success() && restart(*worker)) continue;
+    const ExitStatus status{info.si_code != CLD_EXITED, info.si_status};
+    if (!status.success()) {
+      failed.emplace_back(worker.get(), status);
+      continue;
+    }
+    worker->status = status;
     --running_;
-    if (worker->status->success()) continue;
+  }
+  // Those that have ended well are known by now: they do not count as running.
+  for (const auto& [worker, status] : failed) {
+    worker->status = status;
+    if (restart(*worker)) continue;
+    --running_;
     if (enough_without(*worker)) {
       say(*worker, "; the others go on");
     } else {
-      stop({.failed = worker.get()}, SIGTERM);
+      stop({.failed = worker}, SIGTERM);
     }
   }
 }

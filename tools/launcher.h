@@ -57,7 +57,9 @@ class Launcher {
   [[nodiscard]] ChildProcess start(int rank);
   // Starts the program of a worker that has failed again. False when that is not to be, or fails.
   bool restart(Worker& worker);
-  // Whether the run goes on although this worker has failed.
+  // The number of others that have not ended.
+  [[nodiscard]] int running_beside(const Worker& worker) const;
+  // Whether the run goes on although this worker has failed: enough others still run.
   [[nodiscard]] bool enough_without(const Worker& failed) const;
   // Says that a worker has failed, and what comes of it.
   void say(const Worker& worker, const std::string& consequence);

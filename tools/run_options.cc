@@ -185,7 +185,7 @@ Starts N processes of one program on this host as workers 0 to N-1 of a group.
   --min-workers M, --max-workers X
                   an elastic world: it starts when M workers have arrived (default: 1), and workers
                   join and leave, up to X at a time (default: N). -n is X where it is not given.
-                  The run goes on while M workers are there
+                  A worker that fails does not end the run while M others run
   --restarts K    starts a worker that fails again, under its rank and name, up to K times
                   (default: 0), and says so; the others go on meanwhile
   --name PREFIX   worker i is called PREFIX<i> (default: worker)

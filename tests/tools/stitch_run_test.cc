@@ -1,4 +1,5 @@
-// stitch-run as a user runs it, on small shell programs.
+// One file, though long: one fixture with few helpers, and a test for each promise of stitch-run,
+// which runs as a user runs it, on small shell programs.
 #include <gtest/gtest.h>
 #include <signal.h>
 
@@ -331,6 +332,38 @@ TEST_F(StitchRun, AnElasticWorldGoesOnWhileEnoughWorkersAreThere) {
   const Result too_few =
       run(shell({"-n", "3", "--min-workers", "3"}, "[ $RANK = 2 ] && exit 5; sleep 20"));
   EXPECT_EQ(too_few.status, 5) << too_few.err;
+}
+
+// A script that fails once the other two, which end well, have ended.
+std::string fails_last(const std::string& pids, int last) {
+  return "echo $$ > " + pids + ".$RANK; [ $RANK = " + std::to_string(last) +
+         " ] || exit 0; for i in 0 1 2; do [ $i = $RANK ] && continue; until [ -s " + pids +
+         ".$i ]; do sleep 0.01; done; until grep -q '^State:.Z' /proc/$(cat " + pids +
+         ".$i)/status; do sleep 0.01; done; done; exit 5";
+}
+
+TEST_F(StitchRun, AWorkerThatFailsAfterAllOthersHaveEndedWellFailsTheRun) {
+  for (const auto& sizes : {std::vector<std::string>{"-n", "3", "--min-workers", "2"},
+                            std::vector<std::string>{"--max-workers", "3"}}) {
+    const std::string pids = path("pid" + sizes.back());
+    const Result result = run(shell(sizes, fails_last(pids, 2)));
+    EXPECT_EQ(result.status, 5) << result.err;
+    EXPECT_EQ(result.err, "stitch-run: worker2 exited with status 5\n");
+  }
+}
+
+TEST_F(StitchRun, TheEndsThatItSeesAtOnceFailTheRunAlthoughTheOneThatFailedIsTheFirst) {
+  RunningCommand running(shell({"--max-workers", "3"},
+                               "until [ -e " + path("go") + " ]; do echo $$ > " + path("ready") +
+                                   ".$RANK; sleep 0.02; done; " + fails_last(path("pid"), 0)));
+  const std::vector<pid_t> workers{noted_pid("ready.0"), noted_pid("ready.1"),
+                                   noted_pid("ready.2")};
+  running.send_signal(SIGSTOP);
+  std::ofstream(path("go")) << "go";
+  for (pid_t worker : workers) EXPECT_TRUE(gone(worker));
+  running.send_signal(SIGCONT);
+  EXPECT_EQ(running.wait(), 5);
+  EXPECT_EQ(running.err(), "stitch-run: worker0 exited with status 5\n");
 }
 
 TEST_F(StitchRun, ExplainsAWrongCommandLine) {
