@@ -1,6 +1,7 @@
 #include "stitch/rpc/world/join_world.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <optional>
 #include <string>
 #include <utility>
@@ -145,6 +146,14 @@ std::shared_ptr<Agent> Entrance::enter() {
 }
 
 std::shared_ptr<Agent> Entrance::keep(std::shared_ptr<Agent> agent) {
+  if (faults_ && faults_->spares_this_life()) {
+    const std::string epoch = std::to_string(agent->self().epoch);
+    std::fprintf(stderr,
+                 "stitch: faults do not kill or stop %s: it has epoch %s, and they are for others "
+                 "(kill=%s/%s@... is for epoch %s)\n",
+                 to_string(agent->self()).c_str(), epoch.c_str(), agent->name().c_str(),
+                 epoch.c_str(), epoch.c_str());
+  }
   WorldExtension::of(*agent).keep(std::exchange(keeper_, nullptr));
   return agent;
 }
@@ -256,7 +265,7 @@ MemberCard Entrance::listen(const WorkerInfo& info, std::uint64_t world,
   };
   const Reach reach(options_, self_);
   const auto plan = transport::parse_fault_plan(options_.fault);
-  faults_ = plan ? transport::Faults::make(*plan, options_.name) : nullptr;
+  faults_ = plan ? transport::Faults::make(*plan, info.name, info.epoch) : nullptr;
   peers_ = std::make_unique<PeerTable>(options_.reconnect_timeout);
   MemberCard own{info, {}, self_.encode()};
   if (own.record.size() > MemberCard::kMaxRecordBytes) {

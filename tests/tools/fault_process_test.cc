@@ -2,14 +2,17 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <chrono>
 #include <string>
 #include <vector>
 
 #include "tests/support/process_world.h"
+#include "tests/support/running_command.h"
 
 namespace {
 
 using stitch::testing::ProcessWorld;
+using stitch::testing::RunningCommand;
 
 // Worker 0 calls worker 1 until that fails. Returns what worker 0 says then.
 std::string call_with(const std::string& fault, const std::string& what,
@@ -33,6 +36,23 @@ TEST(FaultsOfProcesses, KillTheCalleeAtAnExactCall) {
 
 TEST(FaultsOfProcesses, KillTheCalleeAtAnExactStep) {
   EXPECT_EQ(call_with("kill=worker1@step10", "steps", "shm"), "9 answered, then disconnected\n");
+}
+
+// The contract's example, with a restart: at its own tenth step the second life goes on.
+TEST(FaultsOfProcesses, DoNotKillTheWorkerThatIsStartedAgain) {
+  RunningCommand command({"env", "STITCH_FAULT=kill=worker1@step10", STITCH_RUN, "-n", "2",
+                          "--restarts", "1", HANG_PROGRAM, "steps over a restart"},
+                         std::chrono::seconds(60));
+  EXPECT_EQ(command.wait(), 0) << command.err();
+  EXPECT_EQ(command.out(), "[worker0] 30 steps over a restart\n");
+  EXPECT_NE(command.err().find("stitch-run: worker1 was killed by signal 9 (Killed); restarted (1 "
+                               "of 1)\n"),
+            std::string::npos)
+      << command.err();
+  EXPECT_NE(command.err().find(
+                "stitch: faults do not kill or stop worker \"worker1\" (id 1): it has epoch 2"),
+            std::string::npos)
+      << command.err();
 }
 
 // What a seed does is the same each time: see the end of the same call. Only where a broken

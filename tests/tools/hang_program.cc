@@ -66,6 +66,23 @@ int call_until_it_fails(const std::string& how, stitch::Worker& self) {
   _exit(0);
 }
 
+// Has worker1 do 30 steps, those that fail again: it is started again meanwhile.
+int step_over_a_restart(stitch::Worker& self) {
+  if (self.rank() != 0) return 0;  // it serves until worker0 leaves
+  bool failed = false;
+  for (int steps = 0; steps < 30;) {
+    try {
+      stitch::rpc_sync<step>({.to = "worker1", .timeout = 5s});
+      ++steps;
+    } catch (const stitch::Error&) {
+      failed = true;
+      std::this_thread::sleep_for(10ms);
+    }
+  }
+  std::printf("30 steps %s a restart\n", failed ? "over" : "without");
+  return 0;
+}
+
 void hang(const std::string& how, stitch::Worker& self) {
   const int rank = self.rank();
   std::vector<stitch::Future<void>> held;
@@ -129,6 +146,7 @@ int main(int argc, char** argv) try {
   auto self = stitch::init();
   const std::string how = argc > 1 ? argv[1] : "";
   if (how == "calls" || how == "steps") return call_until_it_fails(how, self);
+  if (how == "steps over a restart") return step_over_a_restart(self);
   hang(how, self);
   return 0;
 } catch (const std::exception& error) {

@@ -1,9 +1,12 @@
 // Faults on purpose: how they are written, and what they do to connections of every kind.
 #include <gtest/gtest.h>
+#include <signal.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "stitch/transport/faults/faults.h"
@@ -29,7 +32,8 @@ std::string error_of(const std::string& text) {
 TEST(FaultPlan, ReadsEveryPart) {
   const auto plan = parse_fault_plan(
       "seed=7,drop=0.01,delay=10ms-50ms,duplicate=0.5,reorder=1,cut=2s,kill=ps0@step10,"
-      "stop=ps1@time2s,kill=a:b@call1000,partition=ps0+ps1|t@2s-5s,partition=x|y");
+      "stop=ps1@time2s,kill=a:b@call1000,stop=ps0/12@step3,partition=ps0+ps1|t@2s-5s,"
+      "partition=x|y");
   ASSERT_TRUE(plan);
   EXPECT_EQ(plan->seed, 7U);
   EXPECT_EQ(plan->drop, 0.01);
@@ -38,8 +42,9 @@ TEST(FaultPlan, ReadsEveryPart) {
   EXPECT_EQ(plan->duplicate, 0.5);
   EXPECT_EQ(plan->reorder, 1);
   EXPECT_EQ(plan->cut, std::chrono::seconds(2));
-  ASSERT_EQ(plan->strikes.size(), 3U);
+  ASSERT_EQ(plan->strikes.size(), 4U);
   EXPECT_EQ(plan->strikes[0].worker, "ps0");
+  EXPECT_EQ(plan->strikes[0].epoch, 1U);
   EXPECT_EQ(plan->strikes[0].at, FaultPlan::Strike::At::step);
   EXPECT_EQ(plan->strikes[0].count, 10U);
   EXPECT_TRUE(plan->strikes[0].kill);
@@ -47,6 +52,9 @@ TEST(FaultPlan, ReadsEveryPart) {
   EXPECT_EQ(plan->strikes[1].time, std::chrono::seconds(2));
   EXPECT_EQ(plan->strikes[2].worker, "a:b");
   EXPECT_EQ(plan->strikes[2].at, FaultPlan::Strike::At::call);
+  EXPECT_EQ(plan->strikes[3].worker, "ps0");
+  EXPECT_EQ(plan->strikes[3].epoch, 12U);
+  EXPECT_EQ(plan->strikes[3].count, 3U);
   ASSERT_EQ(plan->partitions.size(), 2U);
   EXPECT_TRUE(plan->partitions[0].between("t", "ps1"));
   EXPECT_FALSE(plan->partitions[0].between("ps0", "ps1"));
@@ -68,14 +76,69 @@ TEST(FaultPlan, NamesThePartThatIsWrong) {
   EXPECT_NE(error_of("delay=50ms-10ms"), "");
   EXPECT_EQ(error_of("kill=ps0"),
             "fault \"kill=ps0\" is not understood; kill takes a worker and a moment: ps0@step10, "
-            "ps0@call1000, ps0@time2s");
-  for (const char* text : {"kill=ps0@step", "kill=ps0@step0", "kill=@step1", "stop=a@minute3",
-                           "kill=ps0@time", "kill=ps0@call-1", "cut=0s", "seed=-1", "seed=x",
-                           "partition=a", "partition=a|", "partition=a|b@5s-2s", "partition=a|a",
-                           "drop=nan", "drop=", "drop", ",", "drop=0.1,drop=0.2", "drop=0.1,"})
+            "ps0@call1000, ps0@time2s; with an epoch other than 1: ps0/2@step10");
+  for (const char* text : {"kill=ps0@step",
+                           "kill=ps0@step0",
+                           "kill=@step1",
+                           "stop=a@minute3",
+                           "kill=ps0@time",
+                           "kill=ps0@call-1",
+                           "kill=ps0/@step1",
+                           "kill=ps0/0@step1",
+                           "kill=ps0/x@step1",
+                           "kill=/1@step1",
+                           "kill=ps0/1/2@step1",
+                           "cut=0s",
+                           "seed=-1",
+                           "seed=x",
+                           "partition=a",
+                           "partition=a|",
+                           "partition=a|b@5s-2s",
+                           "partition=a|a",
+                           "drop=nan",
+                           "drop=",
+                           "drop",
+                           ",",
+                           "drop=0.1,drop=0.2",
+                           "drop=0.1,"})
     EXPECT_NE(error_of(text), "") << text;
   EXPECT_NE(error_of("dorp=0.1").find("fault \"dorp\" is unknown; there are "), std::string::npos);
   EXPECT_NE(error_of("dorp=0.1").find("did you mean drop?"), std::string::npos);
+}
+
+// The life of a worker "ps0" that does ten steps, serves ten calls and ends after `time`.
+[[noreturn]] void live(const std::string& plan, std::uint64_t epoch, milliseconds time = {}) {
+  const auto faults = Faults::make(*parse_fault_plan(plan), "ps0", epoch);
+  for (int i = 0; i < 10; ++i) {
+    faults->on_step();
+    faults->on_call();
+  }
+  std::this_thread::sleep_for(time);
+  std::_Exit(0);
+}
+
+TEST(FaultStrikes, MeetTheFirstLifeOfAWorkerUnlessTheyNameAnotherEpoch) {
+  const ::testing::KilledBySignal killed(SIGKILL);
+  const ::testing::ExitedWithCode lived(0);
+  for (const std::string at : {"@step10", "@call10", "@time1us"}) {
+    // Where it is to be killed after a time, it lives for long enough.
+    EXPECT_EXIT(live("kill=ps0" + at, 1, milliseconds(20'000)), killed, "") << at;
+    EXPECT_EXIT(live("kill=ps0" + at, 2), lived, "") << at;
+    EXPECT_EXIT(live("kill=ps0/2" + at, 1), lived, "") << at;
+    EXPECT_EXIT(live("kill=ps0/2" + at, 2, milliseconds(20'000)), killed, "") << at;
+  }
+  EXPECT_EXIT(live("kill=ps0@time1us", 2, milliseconds(50)), lived, "");
+}
+
+TEST(FaultStrikes, OfOtherLivesOnlySpareThisOne) {
+  const auto spares = [](const std::string& plan, std::uint64_t epoch) {
+    return Faults::make(*parse_fault_plan(plan), "ps0", epoch)->spares_this_life();
+  };
+  EXPECT_FALSE(spares("kill=ps0@step10", 1));
+  EXPECT_TRUE(spares("kill=ps0@step10", 2));
+  EXPECT_FALSE(spares("kill=ps0@step10,stop=ps0/2@time9h", 2));
+  EXPECT_FALSE(spares("kill=ps1@step10", 2));
+  EXPECT_FALSE(spares("seed=7", 2));
 }
 
 using MakeEndpoint = std::unique_ptr<Endpoint> (*)(std::uint32_t id);

@@ -62,11 +62,20 @@ double probability_of(const Part& part) {
 }
 
 FaultPlan::Strike strike_of(const Part& part) {
-  constexpr const char* kAllowed = "a worker and a moment: ps0@step10, ps0@call1000, ps0@time2s";
+  constexpr const char* kAllowed =
+      "a worker and a moment: ps0@step10, ps0@call1000, ps0@time2s; with an epoch other than 1: "
+      "ps0/2@step10";
   const auto at = part.value.rfind('@');
   if (at == std::string_view::npos || at == 0) part.refuse(kAllowed);
   FaultPlan::Strike strike;
-  strike.worker = part.value.substr(0, at);
+  const std::string_view life = part.value.substr(0, at);
+  const auto slash = life.find('/');
+  strike.worker = life.substr(0, slash);
+  if (slash != std::string_view::npos) {
+    const auto epoch = number_of(life.substr(slash + 1));
+    if (!epoch || *epoch == 0 || strike.worker.empty()) part.refuse(kAllowed);
+    strike.epoch = *epoch;
+  }
   strike.kill = part.name == "kill";
   const std::string_view moment = part.value.substr(at + 1);
   if (moment.starts_with("time")) {

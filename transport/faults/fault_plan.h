@@ -14,10 +14,11 @@ namespace stitch::transport {
 // how it is written. Plain values.
 struct FaultPlan {
   using Duration = std::chrono::nanoseconds;
-  // When the process of a worker is ended or stopped.
+  // When the process of one life of a worker is ended or stopped.
   struct Strike {
     enum class At : std::uint8_t { step, call, time };
     std::string worker;
+    std::uint64_t epoch = 1;  // of that life; the first one is 1
     At at = At::time;
     std::uint64_t count = 0;  // of steps or calls
     Duration time{0};         // since the worker started

@@ -32,23 +32,35 @@ void end_process(bool kill) noexcept { ::kill(::getpid(), kill ? SIGKILL : SIGST
 
 }  // namespace
 
-std::shared_ptr<Faults> Faults::make(FaultPlan plan, std::string self) {
-  return std::shared_ptr<Faults>(new Faults(std::move(plan), std::move(self)), [](Faults* faults) {
-    // The last reference may be one of its own thread, which cannot wait for itself.
-    if (faults->thread_id_.load() == base::this_thread_id()) {
-      std::thread([faults] { delete faults; }).detach();
-    } else {
-      delete faults;
-    }
-  });
+std::shared_ptr<Faults> Faults::make(FaultPlan plan, std::string self, std::uint64_t epoch) {
+  return std::shared_ptr<Faults>(new Faults(std::move(plan), std::move(self), epoch),
+                                 [](Faults* faults) {
+                                   // The last reference may be one of its own thread, which cannot
+                                   // wait for itself.
+                                   if (faults->thread_id_.load() == base::this_thread_id()) {
+                                     std::thread([faults] { delete faults; }).detach();
+                                   } else {
+                                     delete faults;
+                                   }
+                                 });
 }
 
-Faults::Faults(FaultPlan plan, std::string self) : plan_(std::move(plan)), self_(std::move(self)) {
+Faults::Faults(FaultPlan plan, std::string self, std::uint64_t epoch)
+    : plan_(std::move(plan)), self_(std::move(self)), epoch_(epoch) {
   thread_.post([this] { thread_id_.store(base::this_thread_id()); });
   for (const auto& each : plan_.strikes) {
-    if (each.worker != self_ || each.at != FaultPlan::Strike::At::time) continue;
+    if (!is_for_this_life(each) || each.at != FaultPlan::Strike::At::time) continue;
     thread_.post_at(begin_ + each.time, [kill = each.kill] { end_process(kill); });
   }
+}
+
+bool Faults::spares_this_life() const noexcept {
+  bool named = false;
+  for (const auto& each : plan_.strikes) {
+    if (is_for_this_life(each)) return false;
+    named = named || each.worker == self_;
+  }
+  return named;
 }
 
 double Faults::Dice::roll(std::uint64_t n, std::uint32_t which) const noexcept {
@@ -78,7 +90,7 @@ Faults::Clock::time_point Faults::deliverable(std::string_view peer, Clock::time
 
 void Faults::strike(FaultPlan::Strike::At at, std::uint64_t count) noexcept {
   for (const auto& each : plan_.strikes) {
-    if (each.at == at && each.count == count && each.worker == self_) end_process(each.kill);
+    if (each.at == at && each.count == count && is_for_this_life(each)) end_process(each.kill);
   }
 }
 

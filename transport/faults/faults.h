@@ -23,14 +23,18 @@ class Faults {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // The time of the plan begins now. `self` is the worker's name. Throws Error(overloaded) when the
-  // system has no thread for it.
-  [[nodiscard]] static std::shared_ptr<Faults> make(FaultPlan plan, std::string self);
+  // The time of the plan begins now. `self` is the worker's name, `epoch` that of its life. Throws
+  // Error(overloaded) when the system has no thread for it.
+  [[nodiscard]] static std::shared_ptr<Faults> make(FaultPlan plan, std::string self,
+                                                    std::uint64_t epoch = 1);
 
   [[nodiscard]] const FaultPlan& plan() const noexcept { return plan_; }
   // The worker has served one more call, or done one more step: the process may end here.
   void on_call() noexcept { strike(FaultPlan::Strike::At::call, calls_.fetch_add(1) + 1); }
   void on_step() noexcept { strike(FaultPlan::Strike::At::step, steps_.fetch_add(1) + 1); }
+
+  // Whether the plan ends or stops the process of this worker, but of other lives of it only.
+  [[nodiscard]] bool spares_this_life() const noexcept;
 
   // A stream of random numbers that depends on these alone; the next one by counting `n` up.
   struct Dice {
@@ -48,12 +52,16 @@ class Faults {
   [[nodiscard]] base::TaskThread& thread() noexcept { return thread_; }
 
  private:
-  Faults(FaultPlan plan, std::string self);
+  Faults(FaultPlan plan, std::string self, std::uint64_t epoch);
   ~Faults() = default;
+  [[nodiscard]] bool is_for_this_life(const FaultPlan::Strike& strike) const noexcept {
+    return strike.worker == self_ && strike.epoch == epoch_;
+  }
   void strike(FaultPlan::Strike::At at, std::uint64_t count) noexcept;
 
   const FaultPlan plan_;
   const std::string self_;
+  const std::uint64_t epoch_;
   const Clock::time_point begin_ = Clock::now();
   std::atomic<std::uint64_t> calls_{0};
   std::atomic<std::uint64_t> steps_{0};
