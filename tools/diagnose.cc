@@ -14,6 +14,7 @@
 #include <stdexcept>
 #include <tuple>
 
+#include "diagnose_silent.h"
 #include "run_options.h"
 
 namespace stitch_run {
@@ -40,7 +41,18 @@ std::string culprit_of(const WaitChain& chain) {
   return text;
 }
 
-void list_workers(const Dumps& dumps, std::string& text) {
+// The workers for which others wait.
+std::set<std::string> awaited_in(const std::vector<WaitChain>& chains) {
+  std::set<std::string> awaited;
+  for (const WaitChain& chain : chains) {
+    awaited.insert(chain.culprit);
+    for (const WaitLink& link : chain.links) awaited.insert(link.to);
+  }
+  return awaited;
+}
+
+void list_workers(const Dumps& dumps, const SilentWorkers& silent,
+                  const std::vector<std::string>& names, std::string& text) {
   double newest = 0;
   for (const auto& [name, dump] : dumps.by_worker) newest = std::max(newest, dump.time);
   text += "\nworkers:\n";
@@ -51,8 +63,7 @@ void list_workers(const Dumps& dumps, std::string& text) {
       text += ", " + seconds_text(newest - dump.time) + " older than the newest dump";
     text += '\n';
   }
-  for (const std::string& name : silent_workers(dumps))
-    text += "  \"" + name + "\" " + why_silent(dumps, name) + '\n';
+  for (const std::string& name : names) text += "  \"" + name + "\" " + silent.why(name) + '\n';
 }
 
 // Has Graphviz draw. False where there is none.
@@ -86,13 +97,14 @@ bool asks_for_diagnosis(const std::vector<std::string>& arguments) {
 
 std::string diagnosis_text(const Dumps& dumps) {
   const auto chains = find_waits(dumps);
+  const SilentWorkers silent(dumps);
+  const auto silent_names = silent.list(awaited_in(chains));
   std::string text;
   if (chains.empty()) {
     text = "no worker waits for another\n";
-    const auto silent = silent_workers(dumps);
-    if (!silent.empty()) {
-      text = "no worker that has written a dump waits for another, but worker \"" + silent.front() +
-             "\" " + why_silent(dumps, silent.front()) + '\n';
+    if (!silent_names.empty()) {
+      text = "no worker that has written a dump waits for another, but worker \"" +
+             silent_names.front() + "\" " + silent.why(silent_names.front()) + '\n';
     }
   } else {
     text = verdict_of(chains.front()) + "\n\nculprit: " + culprit_of(chains.front()) + '\n';
@@ -108,7 +120,7 @@ std::string diagnosis_text(const Dumps& dumps) {
     }
     if (listed > kMaxChains) text += "  ... and more\n";
   }
-  list_workers(dumps, text);
+  list_workers(dumps, silent, silent_names, text);
   if (!dumps.left_out.empty()) {
     text += "\nleft out, because they cannot be read:\n";
     for (const std::string& each : dumps.left_out) text += "  " + each + '\n';
@@ -135,7 +147,7 @@ std::string diagnosis_dot(const Dumps& dumps) {
   };
   std::map<std::tuple<std::string, std::string, std::string>, Arrow> arrows;
   for (const auto& [name, dump] : dumps.by_worker) workers.insert(name);
-  const auto silent = silent_workers(dumps);
+  const auto silent = SilentWorkers(dumps).list(awaited_in(chains));
   workers.insert(silent.begin(), silent.end());
   for (const WaitChain& chain : chains) {
     notes[chain.culprit] = chain.culprit_function;

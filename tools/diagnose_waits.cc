@@ -1,11 +1,8 @@
 // One file, though long: the functions that follow a chain call one another.
 #include "diagnose_waits.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstdio>
-#include <fstream>
 #include <iterator>
 #include <map>
 #include <optional>
@@ -13,6 +10,8 @@
 #include <string_view>
 #include <tuple>
 #include <utility>
+
+#include "diagnose_silent.h"
 
 namespace stitch_run {
 namespace {
@@ -37,7 +36,7 @@ bool is_barrier(const std::string& function) {
 // Follows one chain from link to link.
 class Follower {
  public:
-  explicit Follower(const Dumps& dumps) : dumps_(dumps) {}
+  Follower(const Dumps& dumps, const SilentWorkers& silent) : dumps_(dumps), silent_(silent) {}
 
   WaitChain take() && {
     // A chain that comes back to a worker in it, and ends there in a wait, is a circle.
@@ -217,7 +216,7 @@ class Follower {
     ends_in_wait_ = waits;
   }
   void end_silent(const std::string& worker) {
-    end(worker, "", "; worker " + in_quotes(worker) + " " + why_silent(dumps_, worker), false);
+    end(worker, "", "; worker " + in_quotes(worker) + " " + silent_.why(worker), false);
   }
 
   static std::string why_not_connected(const Dump& from, const std::string& to) {
@@ -421,6 +420,7 @@ class Follower {
   }
 
   const Dumps& dumps_;
+  const SilentWorkers& silent_;
   WaitChain chain_;
   std::string text_;
   bool ends_in_wait_ = false;
@@ -435,9 +435,10 @@ bool is_waited_for(const Dump& dump, const DumpRow& call) {
   });
 }
 
-void add_chains_of(const Dumps& dumps, const Dump& dump, std::vector<WaitChain>& chains) {
+void add_chains_of(const Dumps& dumps, const SilentWorkers& silent, const Dump& dump,
+                   std::vector<WaitChain>& chains) {
   const auto follow = [&](bool waited_for, double seconds, auto&& step) {
-    Follower follower(dumps);
+    Follower follower(dumps, silent);
     follower.begin(dump.name);
     follower.set_weight(waited_for, seconds);
     step(follower);
@@ -480,15 +481,6 @@ void name_old_dumps(const Dumps& dumps, std::vector<WaitChain>& chains) {
   }
 }
 
-// The letter for the state of a process of this host; 0 if there is none.
-char process_state(long pid) {
-  std::ifstream in("/proc/" + std::to_string(pid) + "/stat");
-  std::string stat;
-  std::getline(in, stat);
-  const auto end = stat.rfind(')');
-  return end == std::string::npos || end + 2 >= stat.size() ? '\0' : stat[end + 2];
-}
-
 }  // namespace
 
 std::string seconds_text(double seconds) {
@@ -497,45 +489,10 @@ std::string seconds_text(double seconds) {
   return text;
 }
 
-std::string why_silent(const Dumps& dumps, const std::string& worker) {
-  const std::string none = "has written no dump";
-  const auto found = dumps.running.find(worker);
-  if (found == dumps.running.end())
-    return none + ": it is stopped, dead, cut off, or has no dump folder";
-  const Dump& sign = found->second;
-  char host[256] = {};
-  const bool here = ::gethostname(host, sizeof(host) - 1) == 0 && sign.host == host;
-  const std::string process = " (process " + std::to_string(sign.pid) + ")";
-  if (!here) return none + ": look at process " + std::to_string(sign.pid) + " on " + sign.host;
-  switch (process_state(sign.pid)) {
-    case '\0':
-    case 'Z':
-    case 'X':
-      return none + ": it is dead" + process;
-    case 'T':
-    case 't':
-      return none + ": it is stopped" + process;
-    default:
-      return none + ", though it runs" + process + ": send it SIGUSR1";
-  }
-}
-
-std::vector<std::string> silent_workers(const Dumps& dumps) {
-  std::set<std::string> silent;
-  for (const auto& [name, dump] : dumps.by_worker) {
-    for (const DumpRow& row : dump.rows("members")) {
-      if (dumps.find(row.text("name")) == nullptr) silent.insert(row.text("name"));
-    }
-  }
-  for (const auto& [name, dump] : dumps.running) {
-    if (dumps.find(name) == nullptr) silent.insert(name);
-  }
-  return {silent.begin(), silent.end()};
-}
-
 std::vector<WaitChain> find_waits(const Dumps& dumps) {
   std::vector<WaitChain> chains;
-  for (const auto& [name, dump] : dumps.by_worker) add_chains_of(dumps, dump, chains);
+  const SilentWorkers silent(dumps);
+  for (const auto& [name, dump] : dumps.by_worker) add_chains_of(dumps, silent, dump, chains);
   name_old_dumps(dumps, chains);
   std::stable_sort(chains.begin(), chains.end(), [](const WaitChain& a, const WaitChain& b) {
     const auto rank = [](const WaitChain& chain) {

@@ -33,13 +33,6 @@ struct WaitChain {
 // one for each beginning.
 [[nodiscard]] std::vector<WaitChain> find_waits(const Dumps& dumps);
 
-// What is known of a worker of which there is no dump: "is stopped", "has ended", or that it has
-// written none.
-[[nodiscard]] std::string why_silent(const Dumps& dumps, const std::string& worker);
-
-// The workers that some dump names as members and that have written none themselves.
-[[nodiscard]] std::vector<std::string> silent_workers(const Dumps& dumps);
-
 // Dumps of one hang are written within seconds: one that is so much older than the newest one may
 // be of another.
 inline constexpr double kOldSeconds = 60;

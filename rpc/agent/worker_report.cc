@@ -17,6 +17,7 @@
 #include "stitch/rpc/agent/incoming_call.h"
 #include "stitch/rpc/future/live_runtimes.h"
 #include "stitch/rpc/future/thread_waits.h"
+#include "stitch/rpc/membership/notice.h"
 
 namespace stitch::rpc {
 
@@ -45,11 +46,31 @@ void add_served(std::vector<Cell>& row,
   row.emplace_back(found->second->function_name());
 }
 
+const char* text_of(LifeState state) {
+  switch (state) {
+    case LifeState::alive:
+      return "alive";
+    case LifeState::left:
+      return "left";
+    case LifeState::dead:
+      break;
+  }
+  return "dead";
+}
+
+// The last life of each worker: whether it is over by the word of the world, if this worker knows,
+// and what its own connection to it says.
 Table members(Agent& agent) {
-  Table table{"members", {"name", "id", "epoch", "state"}};
+  Table table{"members", {"name", "id", "epoch", "life", "state"}};
+  std::map<WorkerId, std::pair<std::uint64_t, LifeState>> known;
+  for (const KnownLife& life : agent.known_lives())
+    known.insert_or_assign(life.card.info.id, std::pair(life.card.info.epoch, life.state));
   for (const WorkerInfo& info : agent.peers().infos()) {
     const bool self = info.id == agent.self().id && info.epoch == agent.self().epoch;
+    const auto found = known.find(info.id);
+    const bool is_known = found != known.end() && found->second.first == info.epoch;
     table.add({info.name, info.id.value(), info.epoch,
+               is_known ? Cell(text_of(found->second.second)) : Cell(),
                self ? std::string("this worker") : agent.peers().condition(info)});
   }
   return table;

@@ -56,8 +56,9 @@ static std::string dump_of(const std::string& name, const std::string& tables) {
 
 static Seeds seeds() {
   const std::string members =
-      R"({"name": "members", "columns": ["name", "id", "epoch", "state"], )"
-      R"("rows": [["a", 0, 1, "connected"], ["b", 1, 1, "connected"], ["c", 2, 1, "lost"]]})";
+      R"({"name": "members", "columns": ["name", "id", "epoch", "life", "state"], )"
+      R"("rows": [["a", 0, 1, "alive", "connected"], ["b", 1, 1, "alive", "connected"], )"
+      R"(["c", 2, 1, "dead", "lost"]]})";
   const std::string made =
       R"({"name": "calls made", "columns": ["call", "function", "to", "age", "state"], )"
       R"("rows": [[7, "f", "b", 12.5, "waits for an answer"], [8, "g", "c", 1, "sent"]]})";

@@ -18,12 +18,14 @@
 #include "stitch/transport/store/hash_store.h"
 #include "tests/support/cluster.h"
 #include "tests/support/disabled_test_process.h"
+#include "tests/support/eventually.h"
 #include "tests/support/sanitizers.h"
 #include "tests/support/temporary_folder.h"
 
 namespace {
 
 using stitch::testing::Cluster;
+using stitch::testing::eventually;
 using stitch::testing::TemporaryFolder;
 
 int one() { return 1; }
@@ -87,6 +89,33 @@ TEST(Dumps, SayWhatIsMadeServedAndWaitedFor) {
     EXPECT_NE(table_of(served, "events").find(event), std::string::npos) << event;
   gate().set_value();
   pending.get();
+}
+
+TEST(Dumps, SayWhichMembersHaveLeftOrAreDead) {
+  const TemporaryFolder folder;
+  const auto store = stitch::transport::make_hash_store();
+  const auto start = [&](const char* name) {
+    stitch::Options options;
+    options.name = name;
+    options.world_size = "1:8";
+    options.store = store;
+    return stitch::init(options);
+  };
+  auto a = start("a");
+  auto leaver = start("b");
+  auto victim = start("c");
+  auto d = start("d");
+  EXPECT_EQ(a.rpc_sync<one>("c"), 1);
+  leaver.shutdown();
+  victim.shutdown({.graceful = false});
+  std::string members;
+  const auto says = [&](const char* row) { return members.find(row) != std::string::npos; };
+  EXPECT_TRUE(eventually([&] {
+    members = table_of(text_of(a.dump(folder.path())), "members");
+    return says(R"(["b", 1, 1, "left", )") && says(R"(["c", 2, 1, "dead", )");
+  })) << members;
+  EXPECT_TRUE(says(R"(["a", 0, 1, "alive", "this worker"])")) << members;
+  EXPECT_TRUE(says(R"(["d", 3, 1, "alive", )")) << members;
 }
 
 TEST(Dumps, NeedAFolder) {

@@ -6,6 +6,7 @@
 #include <fstream>
 #include <random>
 #include <string>
+#include <utility>
 
 #include "diagnose_dump.h"
 #include "diagnose_json.h"
@@ -189,6 +190,53 @@ TEST_F(Diagnose, SaysOfAWaitThatItIsKnownFromAnOldDump) {
       << run().out;
   put("b.json", dump("b", made("c", "g", 1), 990));
   EXPECT_EQ(run().out.find("older than"), std::string::npos) << run().out;
+}
+
+// Each row: ["name", id, epoch, "life"].
+std::string members(const std::string& rows) {
+  return R"({"name": "members", "columns": ["name", "id", "epoch", "life"], "rows": [)" + rows +
+         "]}";
+}
+
+TEST_F(Diagnose, WorkersThatHaveLeftOrAreDeadAreNotMissing) {
+  put("a.json", dump_of_life(1, "a",
+                             members(R"(["a", 0, 1, "alive"], ["b", 1, 1, "left"],)"
+                                     R"( ["c", 2, 1, "alive"], ["d", 3, 1, "alive"])"),
+                             100));
+  // It knows better what has become of c, which could not take its sign of life away.
+  put("e.json", dump_of_life(1, "e", members(R"(["c", 2, 1, "dead"], ["e", 4, 1, "alive"])"), 99));
+  put("c.running.json", dump_of_life(1, "c", "", 50, "running"));
+  const std::string out = run().out;
+  EXPECT_TRUE(
+      out.starts_with("no worker that has written a dump waits for another, but worker "
+                      "\"d\" has written no dump"))
+      << out;
+  for (const char* gone : {"\"b\"", "\"c\""})
+    EXPECT_EQ(out.find(gone), std::string::npos) << gone << " is in\n" << out;
+  // The next life of c is missing.
+  put("c.2.running.json", dump_of_life(2, "c", "", 60, "running"));
+  EXPECT_NE(run().out.find("\"c\" has written no dump: look at process 4999999 on h\n"),
+            std::string::npos)
+      << run().out;
+}
+
+TEST_F(Diagnose, SaysOfAWorkerThatIsWaitedForThatItHasLeftOrIsDead) {
+  for (const auto& [life, why] :
+       {std::pair("left", "it has left the world"), std::pair("dead", "it was declared dead")}) {
+    put("a.json", dump_of_life(1, "a",
+                               made("b", "f", 12) + ", " +
+                                   members(R"(["b", 1, 1, ")" + std::string(life) + "\"]"),
+                               100));
+    const std::string out = run().out;
+    EXPECT_TRUE(
+        out.starts_with("worker \"a\" waits for worker \"b\": call f() since 12.0 s; "
+                        "worker \"b\" has written no dump: " +
+                        std::string(why) + "\n"))
+        << out;
+    EXPECT_NE(out.find("\n  \"b\" has written no dump: " + std::string(why) + "\n"),
+              std::string::npos)
+        << out;
+  }
 }
 
 // So many that not all are read.
