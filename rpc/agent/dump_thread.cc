@@ -114,6 +114,16 @@ void DumpThread::post(base::UniqueFunction<void()> task) {
   send(kTask);
 }
 
+bool DumpThread::take_file(const std::string& name) {
+  base::MutexLock lock(mutex_);
+  return files_.insert(name).second;
+}
+
+void DumpThread::give_back_file(std::string_view name) noexcept {
+  base::MutexLock lock(mutex_);
+  if (const auto found = files_.find(name); found != files_.end()) files_.erase(found);
+}
+
 void DumpThread::start() {
   std::array<int, 2> ends{};
   if (::pipe2(ends.data(), O_CLOEXEC) != 0) {

@@ -65,6 +65,9 @@ std::string host_name() {
   return ::gethostname(name, sizeof(name) - 1) == 0 ? name : "";
 }
 
+// A path without its folder.
+std::string_view name_in(std::string_view path) { return path.substr(path.rfind('/') + 1); }
+
 // "call_timed_out": a reason as a part of a file's name.
 std::string as_name(const std::string& reason) {
   std::string name;
@@ -83,8 +86,9 @@ void Dumps::start(const std::shared_ptr<Agent>& agent) {
     throw Error(ErrorCode::invalid_argument,
                 "dump_dir \"" + folder + "\" cannot be made: " + base::errno_text(errno));
   }
+  running_file_ = folder + "/" + take_name("running");
   try {
-    write_file(running_file(), head("running") + "  \"tables\": []\n}\n");
+    write_file(running_file_, head("running") + "  \"tables\": []\n}\n");
   } catch (const Error& error) {
     throw Error(ErrorCode::invalid_argument,
                 "dump_dir \"" + folder + "\" cannot be used: " + error.what());
@@ -98,14 +102,28 @@ void Dumps::start(const std::shared_ptr<Agent>& agent) {
 }
 
 void Dumps::stop() noexcept {
-  if (!running_ || agent_.forked()) return;
-  DumpThread::of_this_process().remove(&agent_);
-  ::unlink(running_file().c_str());
+  if (agent_.forked()) return;
+  {
+    // They are files of a former life from now on.
+    base::MutexLock lock(mutex_);
+    for (const std::string& path : files_)
+      DumpThread::of_this_process().give_back_file(name_in(path));
+  }
+  if (!running_) return;
+  DumpThread& process = DumpThread::of_this_process();
+  process.remove(&agent_);
+  ::unlink(running_file_.c_str());
+  process.give_back_file(name_in(running_file_));
 }
 
-std::string Dumps::running_file() const {
-  return agent_.options().dump_dir + "/" + agent_.name() + "." + std::to_string(::getpid()) +
-         ".running.json";
+std::string Dumps::take_name(const std::string& reason) const {
+  DumpThread& process = DumpThread::of_this_process();
+  const std::string begin = agent_.name() + "." + std::to_string(::getpid()) + ".";
+  std::string name;
+  do {  // a former life may have had this number, as the first process of a container has
+    name = begin + std::to_string(process.next_number()) + "." + as_name(reason) + ".json";
+  } while (!process.take_file(name));
+  return name;
 }
 
 // Its name alone does not say that: names of workers may have dots.
@@ -136,6 +154,7 @@ bool Dumps::is_of_former_life(const std::string& path) const {
 
 void Dumps::take_over_files() noexcept {
   namespace fs = std::filesystem;
+  DumpThread& process = DumpThread::of_this_process();
   try {
     std::vector<std::pair<fs::file_time_type, std::string>> former;
     for (const auto& entry : fs::directory_iterator(agent_.options().dump_dir)) {
@@ -143,13 +162,19 @@ void Dumps::take_over_files() noexcept {
       if (!name.starts_with(agent_.name() + ".") || !name.ends_with(".json")) continue;
       if (!fs::is_regular_file(entry.symlink_status())) continue;
       const std::string path = agent_.options().dump_dir + "/" + name;
-      if (path == running_file() || !is_of_former_life(path)) continue;
+      // Another worker of this process may run under the same name, in another world.
+      if (!is_of_former_life(path) || !process.take_file(name)) continue;
       if (name.ends_with(".running.json")) {
         ::unlink(path.c_str());
+        process.give_back_file(name);
       } else {
         std::error_code gone;
         const auto time = entry.last_write_time(gone);
-        if (!gone) former.emplace_back(time, path);
+        if (gone) {
+          process.give_back_file(name);
+        } else {
+          former.emplace_back(time, path);
+        }
       }
     }
     std::sort(former.begin(), former.end());
@@ -157,6 +182,7 @@ void Dumps::take_over_files() noexcept {
     for (auto& file : former) files_.push_back(std::move(file.second));
     while (files_.size() > kMaxFiles) {
       ::unlink(files_.front().c_str());
+      process.give_back_file(name_in(files_.front()));
       files_.pop_front();
     }
   } catch (const std::exception&) {
@@ -209,15 +235,14 @@ std::string Dumps::write(const std::string& folder, const std::string& reason,
   }
   json += "\n  ]\n}\n";
 
-  std::string path;
-  {
-    base::MutexLock lock(mutex_);
-    do {  // a former life may have had this number, as the first process of a container has
-      path = where + "/" + agent_.name() + "." + std::to_string(::getpid()) + "." +
-             std::to_string(++count_) + "." + as_name(reason) + ".json";
-    } while (std::find(files_.begin(), files_.end(), path) != files_.end());
+  const std::string name = take_name(reason);
+  const std::string path = where + "/" + name;
+  try {
+    write_file(path, json);
+  } catch (...) {
+    DumpThread::of_this_process().give_back_file(name);
+    throw;
   }
-  write_file(path, json);
   std::string oldest;
   {
     base::MutexLock lock(mutex_);
@@ -227,7 +252,10 @@ std::string Dumps::write(const std::string& folder, const std::string& reason,
       files_.pop_front();
     }
   }
-  if (!oldest.empty()) ::unlink(oldest.c_str());
+  if (!oldest.empty()) {
+    ::unlink(oldest.c_str());
+    DumpThread::of_this_process().give_back_file(name_in(oldest));
+  }
   return path;
 }
 

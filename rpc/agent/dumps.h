@@ -21,11 +21,12 @@ class Agent;
 // when a call or a backward pass times out (at most one in kInterval), or the shutdown; the workers
 // that were called, or waited for, are asked to write theirs, and ask in turn those for which they
 // wait. Also on a signal (DumpThread), and when asked. None of this needs a user-function thread.
-// The last kMaxFiles are kept, those of former lives of the worker included whose processes were on
-// this host and have ended. While the worker runs, a small file "<name>.<pid>.running.json" says
+// The last kMaxFiles are kept, those of former lives of the worker included that were on this host
+// and have ended. While the worker runs, a small file "<name>.<pid>.<number>.running.json" says
 // that it should be there: of a worker that is stopped or dead, nothing else may be; that of a dead
-// one stays until its next life starts. Part of its Agent. Thread contract: any thread once start()
-// has been called.
+// one stays until its next life starts. No number is used twice in a process, which may have
+// workers of one name in several worlds. Part of its Agent. Thread contract: any thread once
+// start() has been called.
 class Dumps {
  public:
   static constexpr std::size_t kMaxFiles = 16;
@@ -68,19 +69,23 @@ class Dumps {
   void ask_others(std::set<const WorkerInfo*> others);
   void ask(const std::vector<WorkerId>& awaited);  // and those of all pending calls
   [[nodiscard]] std::string head(const std::string& reason) const;
-  [[nodiscard]] std::string running_file() const;
-  // Of this worker in dump_dir, by processes of this host that have ended.
+  // The name of a file that no worker of this process has, without its folder.
+  [[nodiscard]] std::string take_name(const std::string& reason) const;
+  // Of this worker in dump_dir, by lives on this host that have ended.
   void take_over_files() noexcept STITCH_EXCLUDES(mutex_);
+  // Whether an ended process of this host, or this one, has written it as this worker.
   [[nodiscard]] bool is_of_former_life(const std::string& path) const;
 
   Agent& agent_;
-  std::string host_;      // constant after start()
-  bool running_ = false;  // likewise
+  std::string host_;          // constant after start()
+  std::string running_file_;  // likewise: its path
+  bool running_ = false;      // likewise
   base::Mutex mutex_;
   std::chrono::steady_clock::time_point next_ STITCH_GUARDED_BY(mutex_){};
-  std::uint64_t count_ STITCH_GUARDED_BY(mutex_) = 0;
-  std::deque<std::string> files_ STITCH_GUARDED_BY(mutex_);  // oldest first
-  bool failed_ STITCH_GUARDED_BY(mutex_) = false;            // that has been said
+  // Oldest first. Their names belong to this worker: DumpThread::take_file(), whose lock is taken
+  // within this one.
+  std::deque<std::string> files_ STITCH_GUARDED_BY(mutex_);
+  bool failed_ STITCH_GUARDED_BY(mutex_) = false;  // that has been said
 };
 
 }  // namespace stitch::rpc

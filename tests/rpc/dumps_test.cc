@@ -202,6 +202,36 @@ TEST(Dumps, OfFormerLivesOfTheWorkerAreLimitedInNumberWithItsOwn) {
   for (const auto& file : others) EXPECT_TRUE(has(file)) << file;
 }
 
+TEST(Dumps, WorkersOfOneNameInSeveralWorldsOfAProcessKeepTheirOwnFiles) {
+  const TemporaryFolder folder;
+  const auto with_folder = [&](stitch::Options& options) { options.dump_dir = folder.path(); };
+  const auto count = [&](const char* end) {
+    const auto files = files_in(folder.path());
+    return std::count_if(files.begin(), files.end(),
+                         [end](const std::string& file) { return file.ends_with(end); });
+  };
+  Cluster first(1, with_folder);
+  std::vector<std::string> dumps_of_first;
+  for (int i = 0; i < 3; ++i) dumps_of_first.push_back(first[0].dump());
+  const auto all_of_first = [&] {
+    return std::all_of(dumps_of_first.begin(), dumps_of_first.end(),
+                       [](const std::string& file) { return std::filesystem::exists(file); });
+  };
+  {
+    Cluster second(1, with_folder);
+    EXPECT_EQ(count(".running.json"), 2);
+    for (int i = 0; i < 40; ++i) second[0].dump();
+    EXPECT_EQ(count(".asked_for.json"), 3 + 16);
+    EXPECT_TRUE(all_of_first());
+  }
+  EXPECT_EQ(count(".running.json"), 1) << "that of the first one";
+  // Those of the second one, which has ended, count with those of the third one.
+  Cluster third(1, with_folder);
+  for (int i = 0; i < 5; ++i) third[0].dump();
+  EXPECT_EQ(count(".asked_for.json"), 3 + 16);
+  EXPECT_TRUE(all_of_first());
+}
+
 TEST(Dumps, AFolderThatCannotBeUsedFailsTheStart) {
   try {
     Cluster cluster(1, [](stitch::Options& options) { options.dump_dir = "/no/such/folder"; });
