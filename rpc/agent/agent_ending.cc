@@ -64,8 +64,11 @@ std::optional<Error> Agent::shutdown(bool graceful, std::chrono::nanoseconds tim
       error = to_error(std::current_exception());  // everything here still ends
     }
   }
-  // Even past the deadline, closing has a second.
-  stop_everything(std::max(deadline, Clock::now() + std::chrono::seconds(1)));
+  // Even past the deadline, closing has a second. A dump of the timeout takes its time from that.
+  const auto now = Clock::now();
+  const auto late =
+      std::clamp<Clock::duration>(now - deadline, Clock::duration::zero(), Dumps::kTimeToWrite);
+  stop_everything(std::max(deadline, now + std::chrono::seconds(1) - late));
   return error;
 }
 

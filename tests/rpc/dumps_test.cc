@@ -6,25 +6,34 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "stitch/rpc/agent/agent.h"
+#include "stitch/rpc/agent/dumps.h"
+#include "stitch/rpc/agent/extension.h"
 #include "stitch/rpc/worker.h"
 #include "stitch/transport/store/hash_store.h"
 #include "tests/support/cluster.h"
 #include "tests/support/disabled_test_process.h"
+#include "tests/support/error_of.h"
 #include "tests/support/eventually.h"
+#include "tests/support/gate.h"
 #include "tests/support/sanitizers.h"
 #include "tests/support/temporary_folder.h"
 
 namespace {
 
+using namespace std::chrono_literals;
 using stitch::testing::Cluster;
+using stitch::testing::error_of;
 using stitch::testing::eventually;
 using stitch::testing::TemporaryFolder;
 
@@ -230,6 +239,48 @@ TEST(Dumps, WorkersOfOneNameInSeveralWorldsOfAProcessKeepTheirOwnFiles) {
   for (int i = 0; i < 5; ++i) third[0].dump();
   EXPECT_EQ(count(".asked_for.json"), 3 + 16);
   EXPECT_TRUE(all_of_first());
+}
+
+// While it is set, dumps take all the time that they may have, and more.
+std::atomic<bool> dumps_are_slow{false};
+class SlowReport final : public stitch::rpc::Extension {
+ public:
+  void report(stitch::rpc::Page, stitch::rpc::Report&) override {
+    EXPECT_TRUE(eventually([] { return !dumps_are_slow.load(); }));
+  }
+};
+[[maybe_unused]] const int registered = stitch::rpc::register_extension(
+    [](stitch::rpc::Agent&) -> std::unique_ptr<stitch::rpc::Extension> {
+      return std::make_unique<SlowReport>();
+    });
+
+stitch::testing::Gate handler_gate;
+void waits_at_the_gate() { handler_gate.pass(); }
+
+TEST(Dumps, OfAShutdownTakeTheirTimeFromTheSecondInWhichTheWorkerCloses) {
+  constexpr auto kLimit = 200ms;
+  bool in_time = false;
+  // On a busy machine its threads may get no processor for a while.
+  for (int i = 0; i < 5 && !in_time; ++i) {
+    const TemporaryFolder folder;
+    Cluster cluster(2, [&](stitch::Options& options) {
+      if (options.rank == 1) options.dump_dir = folder.path();
+    });
+    handler_gate.close();
+    const auto call = stitch::rpc_async<waits_at_the_gate>("worker1");
+    ASSERT_TRUE(handler_gate.wait_for_arrival());
+    dumps_are_slow = true;
+    const auto start = std::chrono::steady_clock::now();
+    EXPECT_EQ(error_of([&] { cluster[1].shutdown({.timeout = kLimit}); }).code(),
+              stitch::ErrorCode::timeout);
+    const auto took = std::chrono::steady_clock::now() - start;
+    EXPECT_GE(took, kLimit + stitch::rpc::Dumps::kTimeToWrite);
+    in_time = took <= kLimit + 1s;
+    dumps_are_slow = false;
+    handler_gate.open();
+    EXPECT_TRUE(eventually([&] { return cluster[1].agent().use_count() == 1; }));
+  }
+  EXPECT_TRUE(in_time);
 }
 
 TEST(Dumps, AFolderThatCannotBeUsedFailsTheStart) {
