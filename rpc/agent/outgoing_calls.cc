@@ -1,3 +1,4 @@
+// One file, though long: the steps of a call, from its request to its answer, stand side by side.
 #include "stitch/rpc/agent/outgoing_calls.h"
 
 #include <algorithm>
@@ -7,6 +8,7 @@
 #include "stitch/base/byte_io.h"
 #include "stitch/base/callback_scope.h"
 #include "stitch/base/deadline.h"
+#include "stitch/base/patience.h"
 #include "stitch/rpc/agent/unknown_function.h"
 #include "stitch/rpc/future/execution_context.h"
 #include "stitch/rpc/message/archive.h"
@@ -66,6 +68,9 @@ void OutgoingCalls::start(const std::shared_ptr<Runtime>& owner, PeerTable& peer
   peers_ = &peers;
   watch_ = std::make_shared<DeadlineWatch>(loop, [this, weak = owner_] {
     if (const auto alive = weak.lock()) expire();
+  });
+  looks_ = std::make_shared<DeadlineWatch>(loop, [this, weak = owner_] {
+    if (const auto alive = weak.lock()) look();
   });
 }
 
@@ -203,7 +208,24 @@ bool OutgoingCalls::await_room(const WorkerInfo& to, const PeerFlow::Size& size,
   ask_room(peer, flow.to_ask());
   const auto kept =
       flow.wait(waiting, deadline, [&] { return !state_.stopped() && table_.contains(id); });
+  if (kept == PeerFlow::Kept::waits) watch_flows(size);
   return kept != PeerFlow::Kept::full;
+}
+
+void OutgoingCalls::watch_flows(const PeerFlow::Size& size) noexcept {
+  if (size.inside) return;
+  try {
+    base::patiently([&] { looks_->watch(Clock::now() + PeerFlow::kLook); });
+  } catch (const std::exception&) {
+    // The next one that waits does it.
+  }
+}
+
+void OutgoingCalls::look() {
+  const auto now = Clock::now();
+  bool waits = false;
+  peers_->for_each([&](Life& life) { waits = life.flow->look(now) || waits; });
+  if (waits) looks_->watch(now + PeerFlow::kLook);
 }
 
 Error OutgoingCalls::full(const WorkerInfo& peer) {
@@ -249,6 +271,7 @@ void OutgoingCalls::start_notify(const WorkerInfo& to, std::string_view function
   ask_room(peer, flow.to_ask());
   const auto kept =
       flow.wait(waiting, base::deadline_or_none(timeout), [&] { return !state_.stopped(); });
+  if (kept == PeerFlow::Kept::waits) watch_flows(size);
   if (kept == PeerFlow::Kept::unwanted) state_.throw_if_stopped();
   if (kept != PeerFlow::Kept::waits) throw was_not_made(full(to));
 }

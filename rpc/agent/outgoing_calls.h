@@ -130,6 +130,10 @@ class OutgoingCalls {
   // Keeps a request until the flow lets it begin. False when that is full.
   [[nodiscard]] bool await_room(const WorkerInfo& to, const PeerFlow::Size& size, std::uint64_t id,
                                 Clock::time_point deadline, Sender::LaidOut&& out, bool ahead);
+  // A request of the program waits: has look() called until none does.
+  void watch_flows(const PeerFlow::Size& size) noexcept;
+  // As PeerFlow::look(), for each. On the event loop.
+  void look();
   // Send what its flow has let begin.
   void transmit(const WorkerInfo& to, Sender::LaidOut&& out, std::uint64_t id, const TimeLeft& time,
                 Clock::time_point first_look) noexcept;
@@ -163,6 +167,7 @@ class OutgoingCalls {
   std::weak_ptr<Runtime> owner_;                                         // constant after start()
   PeerTable* peers_ = nullptr;                                           // likewise
   std::shared_ptr<DeadlineWatch> watch_;                                 // likewise
+  std::shared_ptr<DeadlineWatch> looks_;                                 // likewise
   std::function<void(const std::vector<OutstandingCall>&)> on_timeout_;  // likewise
   CallTable table_;
   CallTable late_;  // their deadline has passed, and their callee is asked what they wait for

@@ -12,8 +12,6 @@ namespace {
 constexpr std::uint64_t kNever = std::numeric_limits<std::uint64_t>::max();
 // Bytes: sums of some messages do not leave their bits.
 constexpr std::size_t kMaxBytes = std::size_t{1} << 40;
-// How often a thread that waits for room looks whether its call is wanted.
-constexpr std::chrono::milliseconds kLook{50};
 }  // namespace
 
 PeerFlow::PeerFlow(const Limits& limits)
@@ -50,46 +48,61 @@ bool PeerFlow::take(const Size& size) noexcept {
 
 PeerFlow::Kept PeerFlow::wait(Waiting& request, Clock::time_point deadline,
                               const std::function<bool()>& wanted) {
-  const bool inside = request.size.inside;
-  const std::size_t cost = request.size.cost();
-  base::MutexLock lock(mutex_);
-  const auto no_room = [&]() STITCH_REQUIRES(mutex_) {
-    const std::size_t kept = waiting_bytes_[0] + waiting_bytes_[1];
-    const std::size_t bytes = inside ? waiting_bytes_[1] : kept + (used_.load() & kByteMask);
-    return !given_up_ && bytes != 0 && bytes + cost > limits_.bytes;
-  };
+  const Size size = request.size;
+  const std::size_t cost = size.cost();
   const bool always = request.always_kept;
-  if (inside && !always && no_room()) return Kept::full;
+  base::MutexLock lock(mutex_);
+  if (size.inside && !always) {
+    if (holds_inside_ && waiting_bytes_[1] != 0 && waiting_bytes_[1] + cost > limits_.bytes / 2) {
+      hold_inside(false);
+      lock.unlock();
+      pump();
+      lock.lock();
+    }
+    if (!may_wait(size, used_.load())) return Kept::full;
+  }
   const std::size_t counted = waiting_bytes_[0] + waiting_bytes_[1] + (used_.load() & kByteMask);
-  if (!inside && counted + cost > limits_.bytes / 4 * 3) {
+  if (!size.inside && counted + cost > limits_.bytes / 4 * 3) {
     // The program has freed what was under way, not always in a form that it can use again: before
     // there is no room, since several that end at once make some for as many new ones.
     lock.unlock();
     base::return_freed_memory();
     lock.lock();
   }
-  while (!always && no_room()) {
-    ++blocked_;
+  // Until it is kept, or has gone, none that is made after it begins.
+  struct Counted {
+    std::atomic<std::uint64_t>* waiting = nullptr;
+    ~Counted() {
+      if (waiting != nullptr) waiting->fetch_sub(1);
+    }
+  } counted_as_waiting;
+  Kept turn = Kept::waits;
+  if (!size.inside && !always && (!blocked_.empty() || !may_wait(size, used_.load()))) {
     waiting_.fetch_add(1);  // first: who makes room looks at it afterwards
-    if (no_room()) room_.wait_until(mutex_, std::min(deadline, Clock::now() + kLook));
-    waiting_.fetch_sub(1);
-    --blocked_;
-    lock.unlock();
-    const bool late = Clock::now() >= deadline;
-    if (late || !wanted()) return late ? Kept::late : Kept::unwanted;
-    lock.lock();
+    counted_as_waiting.waiting = &waiting_;
+    turn = await_turn(request, deadline, wanted);
   }
-  keep(request);
-  waiting_bytes_[inside] += cost;
+  if (turn == Kept::waits) {
+    try {
+      keep(request);
+    } catch (...) {
+      end_wait(request.id);
+      throw;
+    }
+    waiting_bytes_[size.inside] += cost;
+  } else {
+    end_wait(request.id);
+  }
   lock.unlock();
   pump();
-  return Kept::waits;
+  return turn;
 }
 
 PeerFlow::Waiting PeerFlow::extract(Queue& queue, Queue::iterator at) {
   Waiting request = std::move(at->second.request);
   queue.erase(at);
   waiting_bytes_[request.size.inside] -= request.size.cost();
+  end_wait(request.id);
   return request;
 }
 
@@ -103,8 +116,10 @@ std::optional<PeerFlow::Waiting> PeerFlow::next_of(Rank rank) {
   for (const bool small : {small_first, !small_first}) {
     Queue& queue = queues[small];
     if (queue.empty()) continue;
-    const Size size = queue.begin()->second.size();
+    const Entry& first = queue.begin()->second;
+    const Size size = first.size();
     if (given_up_ || take(size)) {
+      if (first.request.size.inside) used_inside_.fetch_add(packed(size));
       if (given_up_) {
         used_.fetch_add(packed(size));
         (small ? unwritten_small_ : unwritten_large_).fetch_add(size.bytes);
@@ -118,6 +133,7 @@ std::optional<PeerFlow::Waiting> PeerFlow::next_of(Rank rank) {
 
 std::optional<PeerFlow::Waiting> PeerFlow::next() {
   for (const Rank rank : {Rank::inside, Rank::lifted}) {
+    if (rank == Rank::inside && holds_inside_ && !given_up_) continue;
     if (auto request = next_of(rank)) return request;
     // One that has no room would starve while others take the place of those that end.
     for (const Queue& queue : queues_[static_cast<std::size_t>(rank)]) {
@@ -131,7 +147,9 @@ std::optional<PeerFlow::Waiting> PeerFlow::next() {
 // One thread at a time, so that requests keep their order.
 void PeerFlow::pump() noexcept {
   base::MutexLock lock(mutex_);
-  if (blocked_ > 0) room_.notify_all();
+  if (!blocked_.empty()) room_.notify_all();
+  // Should nobody have come to look().
+  if (holds_inside_ && Clock::now() >= held_until_) hold_inside(false);
   if (pumping_) {
     pump_again_ = true;
     return;
@@ -156,14 +174,14 @@ void PeerFlow::pump() noexcept {
     }
     request.reset();
     if (!sent) {
-      used_.fetch_sub(packed(size));
+      uncount(size);
       (size.small() ? unwritten_small_ : unwritten_large_).fetch_sub(size.bytes);
     }
     lock.lock();
     // After it was sent: until then later ones wait.
     let_follow(id, precedence);
     waiting_.fetch_sub(units(size));
-    if (blocked_ > 0) room_.notify_all();
+    if (!blocked_.empty()) room_.notify_all();
   }
   pumping_ = false;
 }
@@ -185,7 +203,7 @@ void PeerFlow::drop(std::uint64_t id) {
       dropped = extract(followers_, at);
       let_follow(id, dropped->precedence);
     }
-    if (blocked_ > 0) room_.notify_all();
+    if (!blocked_.empty()) room_.notify_all();
   }
   if (!dropped) return;
   dropped.reset();
@@ -209,6 +227,10 @@ std::uint64_t PeerFlow::one_way_begun(const Size& size) {
   base::MutexLock lock(mutex_);
   ++one_way_calls_;
   one_way_bytes_ += size.bytes;
+  if (size.inside) {  // what is given back does not say which ones it was
+    used_inside_.fetch_sub(packed(size));
+    one_way_inside_ = true;
+  }
   const std::size_t bytes = one_way_bytes_ - returned_.bytes + outstanding_calls() * kCallBytes;
   const bool many = outstanding_calls() > limits_.calls / 8 || bytes > limits_.bytes / 8;
   return many && asked_for_ == 0 ? asked_for_ = one_way_calls_ : 0;
@@ -224,6 +246,7 @@ void PeerFlow::one_way_failed(const Size& size) noexcept {
     base::MutexLock lock(mutex_);
     --one_way_calls_;
     one_way_bytes_ -= size.bytes;
+    if (size.inside) used_inside_.fetch_add(packed(size));  // for end()
   }
   end(size);
 }
@@ -239,6 +262,7 @@ std::uint64_t PeerFlow::given_back(const Handled& handled) {
     const std::uint64_t calls = now.calls - returned_.calls;
     used_.fetch_sub(packed(now.bytes - returned_.bytes + calls * kCallBytes, calls));
     returned_ = now;
+    if (outstanding_calls() == 0) one_way_inside_ = false;
     if (now.calls >= asked_for_) {
       asked_for_ = 0;
       // More has been sent meanwhile: while something waits, for that too.

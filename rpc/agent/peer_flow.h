@@ -1,5 +1,7 @@
 #pragma once
 
+// One file, though long: what is counted against one limit, in both directions.
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -27,13 +29,15 @@ namespace stitch::rpc {
 //     \--wait()--> waiting --> under way
 //
 // Calls of the program ("outside") may have half of the byte limit and `calls` calls under way; the
-// others wait here, within the whole limit; their threads wait for more. Calls of handlers,
-// continuations and callbacks ("inside") never wait for those, which may wait for them: they may
-// have the whole limit and twice the calls under way, and as many bytes again may wait. While one
-// that exceeds half of the limit waits for room, no call of the program begins. A request
-// of any size up to the limit goes when nothing else is under way. Whatever its peer has room for,
-// a request is passed to the transport only when little is unwritten there: so those that are
-// cancelled or late meanwhile are never written. Small and large ones do not wait for each other.
+// others wait here, with those under way within the whole limit; their threads wait for more, and
+// go on in the order in which they came: none is kept before one whose thread waited already.
+// Calls of handlers, continuations and callbacks ("inside") have the whole limit and twice the
+// calls under way, and as many bytes again may wait. They do not wait for those of the program,
+// which may wait for them, but for a time: see look(). While one that exceeds half of the limit
+// waits for room, no call of the program begins. A request of any size up to the limit goes when
+// nothing else is under way. Whatever its peer has room for, a request is passed to the transport
+// only when little is unwritten there: so those that are cancelled or late meanwhile are never
+// written. Small and large ones do not wait for each other.
 //
 // A request does not begin before one that it follows (Precedence), which would wait at the peer
 // for a request that has no room here. Where one inside follows calls of the program, those begin
@@ -80,8 +84,10 @@ class PeerFlow {
   // Counts a request as under way and unwritten. False when it has to wait.
   [[nodiscard]] bool try_begin(const Size& size) noexcept STITCH_EXCLUDES(mutex_) {
     if (waits_before(size)) return false;
-    if (take(size)) [[likely]]
+    if (take(size)) [[likely]] {
+      if (size.inside) used_inside_.fetch_add(packed(size));
       return true;
+    }
     // What take() held for a moment may have kept another one from beginning.
     if (waiting_.load() != 0) pump();
     return false;
@@ -95,7 +101,7 @@ class PeerFlow {
   }
   // Its answer has come, or never will.
   void end(const Size& size) noexcept STITCH_EXCLUDES(mutex_) {
-    used_.fetch_sub(packed(size));
+    uncount(size);
     if (waiting_.load() != 0) pump();
   }
   // The transport has written it, or dropped it.
@@ -115,11 +121,23 @@ class PeerFlow {
     bool always_kept = false;  // it waits, whatever else does: a small one, of which there are few
   };
   enum class Kept : std::uint8_t { waits, late, unwanted, full };
-  // Keeps a request until it can begin. Where bytes for that are missing, waits for them on this
-  // thread while `wanted` until the deadline; inside it does not: `full`. What is not kept stays
-  // the caller's.
+  // Keeps a request until it can begin. Where bytes for that are missing, or another thread waits
+  // for some already, waits for them on this thread, while `wanted` (which must not throw) until
+  // the deadline; inside it does not: `full`. What is not kept stays the caller's.
   [[nodiscard]] Kept wait(Waiting& request, Clock::time_point deadline,
                           const std::function<bool()>& wanted) STITCH_EXCLUDES(mutex_);
+  // How often look() is to be called while it returns true.
+  static constexpr std::chrono::milliseconds kLook{50};
+  // Calls inside that overlap could keep the first waiting request of the program from beginning
+  // for ever. Once they have for kPatience, those that are made from then on wait behind it, for as
+  // long, and go on for as long; then both for twice as long each, up to kLongestHold, until it
+  // begins. What is under way ends meanwhile, but for what waits for one of those: that ends later,
+  // since they are held up half of the time at most. They are let go before where they would fill
+  // what may wait. Nothing is held up where the program itself has what that request needs. False:
+  // no request of the program waits, and this need not be called.
+  static constexpr std::chrono::milliseconds kPatience{100};
+  static constexpr std::chrono::milliseconds kLongestHold{5000};
+  [[nodiscard]] bool look(Clock::time_point now) noexcept STITCH_EXCLUDES(mutex_);
   // Drops a waiting request, if it is there.
   void drop(std::uint64_t id) STITCH_EXCLUDES(mutex_);
   // The peer is lost, or this worker stops: drops all, and nothing waits from now on.
@@ -236,12 +254,16 @@ class PeerFlow {
   [[nodiscard]] static std::uint64_t packed(const Size& size) noexcept {
     return packed(size.cost());
   }
-  // Requests inside in queues_, in units of this, and others that are there, or threads. What is in
-  // followers_ follows one of those.
+  // Requests inside in queues_, in units of this, and others that are there, or threads. One more
+  // inside while holds_inside_. What is in followers_ follows one of those.
   static constexpr std::uint64_t kInside = std::uint64_t{1} << 32;
   [[nodiscard]] bool waits_before(const Size& size) const noexcept {
     const auto waiting = waiting_.load(std::memory_order_relaxed);
     return size.inside ? waiting >= kInside : waiting != 0;
+  }
+  void uncount(const Size& size) noexcept {
+    if (size.inside) used_inside_.fetch_sub(packed(size));
+    used_.fetch_sub(packed(size));
   }
   [[nodiscard]] bool take(const Size& size) noexcept;
   [[nodiscard]] bool has_room(const Size& size, std::uint64_t used) const noexcept;
@@ -287,12 +309,38 @@ class PeerFlow {
   void lift(Entry& follower) noexcept STITCH_REQUIRES(mutex_);
   Entry* lift_one(std::uint64_t id) noexcept STITCH_REQUIRES(mutex_);
   void let_follow(std::uint64_t id, const Precedence& precedence) noexcept STITCH_REQUIRES(mutex_);
+  // ---- requests of the program that others keep waiting
+  // Whether the bytes that wait leave enough for one more that does.
+  [[nodiscard]] bool may_wait(const Size& size, std::uint64_t used) const noexcept
+      STITCH_REQUIRES(mutex_);
+  // Waits until it is the first of those whose threads wait and may_wait(). Kept::waits then.
+  [[nodiscard]] Kept await_turn(const Waiting& request, Clock::time_point deadline,
+                                const std::function<bool()>& wanted) STITCH_REQUIRES(mutex_);
+  // The first one that waits to begin; null: none.
+  [[nodiscard]] const Entry* first_outside() const STITCH_REQUIRES(mutex_);
+  // What is under way, packed, without calls inside.
+  [[nodiscard]] std::uint64_t used_outside() const STITCH_REQUIRES(mutex_);
+  void hold_inside(bool hold) noexcept STITCH_REQUIRES(mutex_) {
+    if (hold == std::exchange(holds_inside_, hold)) return;
+    if (hold) {
+      waiting_.fetch_add(kInside);
+    } else {
+      waiting_.fetch_sub(kInside);
+    }
+  }
+  // That request has begun, or never will.
+  void end_wait(std::uint64_t id) noexcept STITCH_REQUIRES(mutex_) {
+    if (id != overtaken_) return;
+    overtaken_ = 0;
+    hold_inside(false);
+  }
   [[nodiscard]] std::uint64_t outstanding_calls() const STITCH_REQUIRES(mutex_) {
     return one_way_calls_ - returned_.calls;
   }
 
   const Limits limits_;
   alignas(64) std::atomic<std::uint64_t> used_{0};
+  std::atomic<std::uint64_t> used_inside_{0};  // of these, without one-way ones
   std::atomic<std::size_t> unwritten_small_{0};
   std::atomic<std::size_t> unwritten_large_{0};
   std::atomic<std::uint64_t> waiting_{0};
@@ -325,7 +373,13 @@ class PeerFlow {
   bool pumping_ STITCH_GUARDED_BY(mutex_) = false;
   bool pump_again_ STITCH_GUARDED_BY(mutex_) = false;
   bool given_up_ STITCH_GUARDED_BY(mutex_) = false;
-  int blocked_ STITCH_GUARDED_BY(mutex_) = 0;                  // threads
+  std::list<const Waiting*> blocked_ STITCH_GUARDED_BY(mutex_);  // of threads, in their order
+  // Of the program, kept waiting by calls inside; 0: none.
+  std::uint64_t overtaken_ STITCH_GUARDED_BY(mutex_) = 0;
+  Clock::time_point overtaken_since_ STITCH_GUARDED_BY(mutex_);
+  Clock::time_point held_until_ STITCH_GUARDED_BY(mutex_);
+  bool holds_inside_ STITCH_GUARDED_BY(mutex_) = false;
+  bool one_way_inside_ STITCH_GUARDED_BY(mutex_) = false;      // some of the unhandled ones are
   std::uint64_t one_way_calls_ STITCH_GUARDED_BY(mutex_) = 0;  // sent since the beginning
   std::uint64_t one_way_bytes_ STITCH_GUARDED_BY(mutex_) = 0;
   Handled returned_ STITCH_GUARDED_BY(mutex_);

@@ -1,4 +1,5 @@
-// Which requests of a PeerFlow wait for others of it: see there.
+// Which requests of a PeerFlow wait for others of it, and for how long: see there.
+#include <algorithm>
 #include <limits>
 #include <utility>
 
@@ -83,6 +84,119 @@ void PeerFlow::let_follow(std::uint64_t id, const Precedence& precedence) noexce
       queue.insert(std::move(free));
     }
   }
+}
+
+// ---- threads of the program that wait for room
+
+bool PeerFlow::may_wait(const Size& size, std::uint64_t used) const noexcept {
+  const std::size_t bytes = waiting_bytes_[size.inside] + (size.inside ? 0 : used & kByteMask);
+  return given_up_ || bytes == 0 || bytes + size.cost() <= limits_.bytes;
+}
+
+PeerFlow::Kept PeerFlow::await_turn(const Waiting& request, Clock::time_point deadline,
+                                    const std::function<bool()>& wanted) {
+  std::list<const Waiting*> own{&request};
+  const auto place = own.begin();
+  blocked_.splice(blocked_.end(), own);
+  Clock::time_point looked = Clock::now();
+  Kept turn = Kept::waits;
+  while (!given_up_ && (blocked_.front() != &request || !may_wait(request.size, used_.load()))) {
+    room_.wait_until(mutex_, std::min(deadline, Clock::now() + kLook));
+    const bool first = blocked_.front() == &request;
+    mutex_.unlock();
+    const Clock::time_point now = Clock::now();
+    if (first && now - looked >= kLook) {
+      looked = now;
+      static_cast<void>(look(now));
+    }
+    if (now >= deadline) {
+      turn = Kept::late;
+    } else if (!wanted()) {
+      turn = Kept::unwanted;
+    }
+    mutex_.lock();
+    if (turn != Kept::waits) break;
+  }
+  own.splice(own.end(), blocked_, place);
+  if (!blocked_.empty()) room_.notify_all();  // the next one is first now
+  return turn;
+}
+
+// ---- calls inside that keep one of the program waiting
+
+namespace {
+// How long calls inside still have to wait for one that they have overtaken for that time.
+PeerFlow::Clock::duration hold_left(PeerFlow::Clock::duration overtaken) {
+  PeerFlow::Clock::duration window = PeerFlow::kPatience;
+  PeerFlow::Clock::duration in_window = overtaken - window;
+  while (in_window.count() >= 0) {
+    if (in_window < window) return window - in_window;
+    in_window -= 2 * window;
+    window = std::min<PeerFlow::Clock::duration>(2 * window, PeerFlow::kLongestHold);
+  }
+  return {};
+}
+}  // namespace
+
+const PeerFlow::Entry* PeerFlow::first_outside() const {
+  const Entry* first = nullptr;
+  for (const Rank rank : {Rank::lifted, Rank::program}) {
+    for (const Queue& queue : queues_[static_cast<std::size_t>(rank)]) {
+      if (queue.empty()) continue;
+      const Entry& its = queue.begin()->second;
+      if (first == nullptr || its.request.id < first->request.id) first = &its;
+    }
+  }
+  return first;
+}
+
+// One-way ones count as inside where any of them is.
+std::uint64_t PeerFlow::used_outside() const {
+  std::uint64_t inside = used_inside_.load();
+  if (one_way_inside_) {
+    const std::uint64_t calls = outstanding_calls();
+    inside += packed(one_way_bytes_ - returned_.bytes + calls * kCallBytes, calls);
+  }
+  const std::uint64_t used = used_.load();
+  const auto without = [](std::uint64_t all, std::uint64_t part) {
+    return all - std::min(all, part);  // they are not of one instant
+  };
+  return packed(without(used & kByteMask, inside & kByteMask),
+                without(used >> kByteBits, inside >> kByteBits));
+}
+
+bool PeerFlow::look(Clock::time_point now) noexcept {
+  if (waiting_.load() == 0) return false;
+  bool waits = false;
+  {
+    base::MutexLock lock(mutex_);
+    const std::uint64_t used = used_.load();
+    const std::uint64_t outside = used_outside();
+    std::uint64_t id = 0;
+    bool overtaken = false;
+    if (const Entry* first = first_outside()) {
+      id = first->request.id;
+      const Size size = first->size();
+      const Queue(&inside)[2] = queues_[static_cast<std::size_t>(Rank::inside)];
+      const bool behind = !inside[0].empty() || !inside[1].empty();
+      overtaken = has_room(size, outside) && (behind || !has_room(size, used));
+    } else if (!blocked_.empty()) {
+      id = blocked_.front()->id;
+      const Size& size = blocked_.front()->size;
+      overtaken = may_wait(size, outside) && !may_wait(size, used);
+    }
+    waits = id != 0;
+    if (id != overtaken_) end_wait(overtaken_);
+    if (overtaken && overtaken_ == 0) {
+      overtaken_ = id;
+      overtaken_since_ = now;
+    }
+    const auto left = overtaken ? hold_left(now - overtaken_since_) : Clock::duration(0);
+    held_until_ = now + left;
+    hold_inside(left.count() > 0);
+  }
+  pump();
+  return waits;
 }
 
 }  // namespace stitch::rpc

@@ -189,6 +189,62 @@ TEST_F(Backpressure, AThreadOfTheProgramWaitsForBytesWithinItsDeadline) {
   EXPECT_EQ(runs, 12);
 }
 
+int take_time(const at::Tensor&) {
+  std::this_thread::sleep_for(20ms);
+  return ++runs;
+}
+
+// Another thread takes each MiB as soon as it is free.
+TEST_F(Backpressure, ALargeCallDoesNotStarveWhileAnotherThreadMakesSmallerOnes) {
+  Cluster cluster(2, [](stitch::Options& options) {
+    options.max_inflight_bytes = 4 << 20;
+    options.num_threads = 1;
+  });
+  std::atomic<bool> over{false};
+  std::atomic<int> made{0};
+  std::jthread caller([&] {
+    const stitch::WorkerScope scope(cluster[0]);
+    const auto tensor = at::zeros({1 << 20}, at::kByte);
+    std::vector<Future<int>> answers;
+    for (; !over; ++made) answers.push_back(stitch::rpc_async<take_time>("worker1", tensor));
+    for (const auto& answer : answers) answer.get();
+  });
+  EXPECT_TRUE(eventually([&] { return made >= 3; }));
+  const auto large = at::zeros({5 << 19}, at::kByte);
+  const auto answer = stitch::rpc_async<elements>({.to = "worker1", .timeout = 10s}, large);
+  over = true;  // it has its place, or has timed out
+  EXPECT_EQ(answer.get(), 5 << 19);
+}
+
+// Runs at worker0, and always has a call to worker1 under way.
+std::atomic<bool> quiet{false};
+int keep_busy() {
+  int answered = 0;
+  const auto tensor = at::zeros({1}, at::kByte);
+  for (; !quiet; ++answered) stitch::rpc_sync<take_time>("worker1", tensor);
+  return answered;
+}
+
+// It needs the limit for itself, and they overlap.
+TEST_F(Backpressure, ALargeCallDoesNotStarveWhileHandlersMakeCalls) {
+  Cluster cluster(2, [](stitch::Options& options) {
+    options.max_inflight_bytes = 4 << 20;
+    options.num_threads = 8;
+  });
+  quiet = false;
+  std::vector<Future<int>> busy;
+  for (int i = 0; i < 6; ++i) busy.push_back(cluster[1].rpc_async<keep_busy>("worker0"));
+  EXPECT_TRUE(eventually([] { return runs > 20; }));
+  const auto large = at::zeros({3 << 20}, at::kByte);
+  const auto answer = stitch::rpc_async<elements>({.to = "worker1", .timeout = 10s}, large);
+  EXPECT_TRUE(eventually([&] { return answer.ready(); }));
+  const int then = runs;
+  EXPECT_TRUE(eventually([&] { return runs > then + 20; })) << "they go on";
+  quiet = true;
+  for (const auto& each : busy) EXPECT_GT(each.get(), 0);
+  EXPECT_EQ(answer.get(), 3 << 20);
+}
+
 TEST_F(Backpressure, WhoAsksForItIsRefusedAtOnce) {
   Cluster cluster(2, [](stitch::Options& options) { options.max_inflight_calls = 1; });
   const auto first = stitch::rpc_async<pass_gate>("worker1", 1);

@@ -1,15 +1,20 @@
 // What a PeerFlow lets begin, and what it keeps waiting.
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <chrono>
 #include <cstdint>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "stitch/rpc/agent/peer_flow.h"
+#include "tests/support/eventually.h"
 
 namespace peer_flow_test {
 namespace {
 
+using namespace std::chrono_literals;
 using stitch::rpc::PeerFlow;
 using stitch::rpc::Precedence;
 using Time = PeerFlow::Clock::time_point;
@@ -194,6 +199,200 @@ TEST(PeerFlow, WhatIsDroppedHoldsUpNothingThatFollowsIt) {
   EXPECT_EQ(begun, (std::vector<std::uint64_t>{3, 4, 5, 6}));
   EXPECT_EQ(flow.numbers().waiting_bytes, 0U);
 }
+
+// ---- requests of the program that would starve
+
+PeerFlow::Kept keep_until(PeerFlow& flow, std::uint64_t id, const PeerFlow::Size& size, Time until,
+                          const std::atomic<bool>& wanted, std::vector<std::uint64_t>& begun) {
+  PeerFlow::Waiting request{size, id, [&begun, id] {
+                              begun.push_back(id);
+                              return true;
+                            }};
+  return flow.wait(request, until, [&] { return wanted.load(); });
+}
+Time soon() { return PeerFlow::Clock::now() + 500ms; }
+
+// Threads that make small requests would always take what the large one waits for.
+TEST(PeerFlow, ThreadsOfTheProgramGoOnInTheirOrder) {
+  PeerFlow flow({1 << 20, 100});
+  const PeerFlow::Size first{400 << 10, false}, large{700 << 10, false}, small{100 << 10, false};
+  const std::atomic<bool> wanted{true};
+  std::vector<std::uint64_t> begun;
+  ASSERT_TRUE(flow.try_begin(first));
+  flow.written(first);
+  std::jthread thread([&] {
+    EXPECT_EQ(keep_until(flow, 1, large, Time::max(), wanted, begun), PeerFlow::Kept::waits);
+  });
+  ASSERT_TRUE(stitch::testing::eventually([&] { return flow.any_wait(); }));
+  std::vector<std::uint64_t> none;
+  EXPECT_FALSE(flow.try_begin(small));
+  EXPECT_EQ(keep_until(flow, 2, small, soon(), wanted, none), PeerFlow::Kept::late)
+      << "the limit has room for it, but not for the one before it";
+  EXPECT_TRUE(flow.any_wait());
+  EXPECT_EQ(flow.numbers().waiting_bytes, 0U);
+  EXPECT_TRUE(flow.try_begin({100, true})) << "handlers do not wait for that";
+  flow.end({100, true});
+  flow.end(first);
+  thread.join();
+  EXPECT_EQ(begun, (std::vector<std::uint64_t>{1}));
+  EXPECT_FALSE(flow.any_wait());
+}
+
+TEST(PeerFlow, AThreadThatWaitsNoMoreHoldsUpNoOther) {
+  for (const bool is_late : {true, false}) {
+    PeerFlow flow({1 << 20, 100});
+    const PeerFlow::Size first{400 << 10, false}, large{700 << 10, false};
+    std::atomic<bool> wanted{true};
+    const std::atomic<bool> always{true};
+    std::vector<std::uint64_t> none, begun;
+    ASSERT_TRUE(flow.try_begin(first));
+    flow.written(first);
+    std::jthread thread([&] {
+      EXPECT_EQ(keep_until(flow, 1, large, is_late ? soon() : Time::max(), wanted, none),
+                is_late ? PeerFlow::Kept::late : PeerFlow::Kept::unwanted);
+    });
+    ASSERT_TRUE(stitch::testing::eventually([&] { return flow.any_wait(); }));
+    wanted = is_late;
+    EXPECT_EQ(keep_until(flow, 2, {100, false}, Time::max(), always, begun), PeerFlow::Kept::waits);
+    EXPECT_EQ(begun, (std::vector<std::uint64_t>{2}));
+    thread.join();
+    EXPECT_TRUE(none.empty());
+    EXPECT_FALSE(flow.any_wait());
+  }
+}
+
+TEST(PeerFlow, ALostPeerLetsAllThreadsGoOn) {
+  PeerFlow flow({1 << 20, 100});
+  const PeerFlow::Size large{900 << 10, false};
+  const std::atomic<bool> wanted{true};
+  ASSERT_TRUE(flow.try_begin(large));
+  std::vector<std::uint64_t> begun[3];
+  std::vector<std::jthread> threads;
+  for (auto& each : begun) {
+    threads.emplace_back([&] {
+      EXPECT_EQ(keep_until(flow, 1 + static_cast<std::uint64_t>(&each - begun), large, Time::max(),
+                           wanted, each),
+                PeerFlow::Kept::waits);
+    });
+  }
+  ASSERT_TRUE(stitch::testing::eventually([&] { return flow.any_wait(); }));
+  flow.give_up();
+  threads.clear();
+  EXPECT_FALSE(flow.any_wait());
+}
+
+// Calls of handlers that overlap, so that something is always under way.
+class Overtaken : public testing::Test {
+ protected:
+  Overtaken() {
+    EXPECT_TRUE(flow.try_begin(inside));
+    EXPECT_TRUE(flow.try_begin(inside));
+    written();
+    written();
+  }
+  void written() { flow.written(inside); }
+  // At that time after the first look.
+  bool look(std::chrono::milliseconds at) { return flow.look(begin + at); }
+
+  PeerFlow flow{{1 << 20, 100}};
+  const PeerFlow::Size inside{200 << 10, true}, large{600 << 10, false};
+  const Time begin = PeerFlow::Clock::now() + 1h;  // no time passes by itself
+  std::vector<std::uint64_t> begun;
+};
+
+TEST_F(Overtaken, ALargeRequestOfTheProgramBeginsWhileHandlersMakeOneCallAfterTheOther) {
+  EXPECT_TRUE(keep(flow, 1, large, begun));
+  EXPECT_TRUE(look(0ms));
+  EXPECT_TRUE(look(50ms));
+  EXPECT_TRUE(flow.try_begin(inside)) << "not yet";
+  written();
+  flow.end(inside);
+  EXPECT_TRUE(look(100ms));
+  EXPECT_FALSE(flow.try_begin(inside));
+  EXPECT_TRUE(keep(flow, 2, inside, begun));
+  flow.end(inside);
+  EXPECT_TRUE(begun.empty());
+  flow.end(inside);
+  EXPECT_EQ(begun, (std::vector<std::uint64_t>{1, 2}));
+  written();
+  EXPECT_TRUE(flow.try_begin({100, true}));
+  EXPECT_FALSE(look(150ms)) << "no other one waits";
+}
+
+// What is under way may wait for the calls that are held up.
+TEST_F(Overtaken, CallsOfHandlersAreHeldUpForATimeOnly) {
+  EXPECT_TRUE(keep(flow, 1, large, begun));
+  EXPECT_TRUE(look(0ms));
+  std::uint64_t id = 2;
+  const auto is_held = [&](std::chrono::milliseconds at) {
+    EXPECT_TRUE(look(at));
+    const PeerFlow::Size nested{100, true};
+    if (flow.try_begin(nested)) {
+      flow.written(nested);
+      flow.end(nested);
+      return false;
+    }
+    return keep(flow, id++, nested, begun) && begun.empty();
+  };
+  EXPECT_TRUE(is_held(100ms));
+  EXPECT_TRUE(is_held(199ms));
+  EXPECT_TRUE(look(200ms));
+  EXPECT_EQ(begun, (std::vector<std::uint64_t>{2, 3}));
+  begun.clear();
+  EXPECT_FALSE(is_held(299ms));
+  EXPECT_TRUE(is_held(300ms));
+  EXPECT_TRUE(is_held(499ms));
+  EXPECT_TRUE(look(500ms));
+  EXPECT_EQ(begun, (std::vector<std::uint64_t>{4, 5}));
+  begun.clear();
+  EXPECT_FALSE(is_held(699ms));
+  EXPECT_TRUE(is_held(700ms));
+  flow.drop(1);
+  EXPECT_EQ(begun, (std::vector<std::uint64_t>{6})) << "nothing waits before it any more";
+  EXPECT_EQ(flow.numbers().waiting, 0U);
+}
+
+TEST_F(Overtaken, CallsOfHandlersAreNotRefusedBecauseTheyAreHeldUp) {
+  EXPECT_TRUE(keep(flow, 1, large, begun));
+  EXPECT_TRUE(look(0ms));
+  EXPECT_TRUE(look(100ms));
+  EXPECT_TRUE(keep(flow, 2, inside, begun));
+  EXPECT_TRUE(keep(flow, 3, inside, begun));
+  EXPECT_TRUE(begun.empty());
+  EXPECT_TRUE(keep(flow, 4, inside, begun)) << "with it half of the limit would wait";
+  EXPECT_EQ(begun, (std::vector<std::uint64_t>{2, 3, 4}));
+}
+
+// That it waits is no reason to hold up the calls of handlers: they keep nothing from it.
+TEST(PeerFlow, CallsOfHandlersAreNotHeldUpWhereTheProgramHasTheRoom) {
+  PeerFlow flow({1 << 20, 100});
+  const Time begin = PeerFlow::Clock::now() + 1h;
+  std::vector<std::uint64_t> begun;
+  EXPECT_TRUE(flow.try_begin({400 << 10, false}));
+  EXPECT_TRUE(flow.try_begin({100, true}));
+  EXPECT_TRUE(keep(flow, 1, {600 << 10, false}, begun));
+  EXPECT_TRUE(flow.look(begin));
+  EXPECT_TRUE(flow.look(begin + 100ms));
+  EXPECT_TRUE(flow.try_begin({100, true}));
+}
+
+TEST(PeerFlow, OneWayCallsOfHandlersAreHeldUpToo) {
+  PeerFlow flow({1 << 20, 100});
+  const Time begin = PeerFlow::Clock::now() + 1h;
+  const PeerFlow::Size inside{100, true};
+  std::vector<std::uint64_t> begun;
+  ASSERT_TRUE(flow.try_begin(inside));
+  flow.written(inside);
+  static_cast<void>(flow.one_way_begun(inside));
+  EXPECT_TRUE(keep(flow, 1, {600 << 10, false}, begun));
+  EXPECT_TRUE(flow.look(begin));
+  EXPECT_TRUE(flow.look(begin + 100ms));
+  EXPECT_FALSE(flow.try_begin(inside));
+  static_cast<void>(flow.given_back({1, 100}));
+  EXPECT_EQ(begun, (std::vector<std::uint64_t>{1}));
+}
+
+// ---- one-way requests
 
 TEST(PeerFlow, RoomOfOneWayRequestsIsGivenBackOnce) {
   PeerFlow sender({1 << 20, 16}), receiver({1 << 20, 16});
