@@ -77,7 +77,7 @@ int learn(int kills) {
   });
   const auto leaves = self.on_leave([&](const stitch::WorkerInfo& info, stitch::LeaveReason why) {
     const std::lock_guard lock(mutex);
-    epochs.erase(info.name);
+    if (epochs[info.name] == info.epoch) epochs.erase(info.name);  // else it is back already
     std::printf("%s is %s after %ld rollouts; %ld from all\n", info.name.c_str(),
                 why == stitch::LeaveReason::dead ? "dead" : "gone", rollouts[info.name],
                 total.load());

@@ -132,12 +132,14 @@ const WorkerInfo& Worker::worker(std::string_view name) const {
 const WorkerInfo& Worker::worker(WorkerId id) const { return agent()->peers().find(id); }
 
 MembershipWatch Worker::on_join(std::function<void(const WorkerInfo&)> callback) {
-  return MembershipWatch(rpc::WorldExtension::of(*agent()).joins().add(
+  return MembershipWatch(rpc::WorldExtension::of(*agent()).watchers().add(
+      rpc::Watchers::Kind::joins,
       [callback = std::move(callback)](const WorkerInfo& info, LeaveReason) { callback(info); }));
 }
 
 MembershipWatch Worker::on_leave(std::function<void(const WorkerInfo&, LeaveReason)> callback) {
-  return MembershipWatch(rpc::WorldExtension::of(*agent()).leaves().add(std::move(callback)));
+  return MembershipWatch(rpc::WorldExtension::of(*agent()).watchers().add(
+      rpc::Watchers::Kind::leaves, std::move(callback)));
 }
 
 std::map<std::string, std::int64_t> Worker::debug_info() const { return agent()->debug_info(); }

@@ -63,9 +63,10 @@ class Worker {
   // Calls `callback` with each worker that joins the world from now on, or comes back to it with a
   // higher epoch, as long as the result and this worker live. Take a look at workers() after this,
   // not before, and no worker is missed. The callback runs on the user-function threads, under this
-  // worker, after the new worker can be called; the calls of one callback come one at a time, in
-  // the order of the events. It may block, make calls, and add or stop callbacks. What it throws
-  // is reported on stderr.
+  // worker, after the new worker can be called. All calls of the callbacks of on_join and on_leave
+  // of a worker come one at a time, in the order of the events: that a life of a worker is over is
+  // told before its next one joins. So one that blocks delays all that is told after it. It may
+  // block, make calls, and add or stop callbacks. What it throws is reported on stderr.
   MembershipWatch on_join(std::function<void(const WorkerInfo&)> callback);
   // The same for each worker that leaves the world while that goes on, or dies: what was declared
   // dead by the world, not what this worker alone cannot reach. Calls to it have failed by then. In

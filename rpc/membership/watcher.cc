@@ -2,11 +2,9 @@
 
 #include <cstdio>
 #include <exception>
-#include <new>
 #include <string>
 #include <utility>
 
-#include "stitch/base/patience.h"
 #include "stitch/rpc/future/execution_context.h"
 
 namespace stitch {
@@ -34,104 +32,106 @@ void MembershipWatch::stop() noexcept {
 
 namespace rpc {
 
-void Watcher::notify(const std::shared_ptr<Runtime>& runtime, const WorkerInfo& info,
-                     LeaveReason reason) {
+void Watcher::call(const std::string& name, const WorkerInfo& info, LeaveReason reason) {
   {
     const base::MutexLock lock(mutex_);
     if (stopped_) return;
-    events_.push_back({info, reason});
-    if (std::exchange(scheduled_, true)) return;
+    caller_ = std::this_thread::get_id();
   }
   try {
-    runtime->post([self = shared_from_this(), runtime] { self->call_back(runtime); });
-  } catch (const std::bad_alloc&) {
-    // Told again, or with the next event: as it was before.
-    const base::MutexLock lock(mutex_);
-    scheduled_ = false;
-    if (!events_.empty()) events_.pop_back();
-    throw;
+    callback_(info, reason);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "stitch: a callback about %s on worker \"%s\" failed: %s\n",
+                 to_string(info).c_str(), name.c_str(), error.what());
+  } catch (...) {
+    std::fprintf(stderr, "stitch: a callback about %s on worker \"%s\" failed\n",
+                 to_string(info).c_str(), name.c_str());
   }
-}
-
-void Watcher::call_back(const std::shared_ptr<Runtime>& runtime) {
-  ExecutionContext context;
-  context.runtime = runtime;
-  const ExecutionContextScope scope(std::move(context));
-  for (;;) {
-    Event event;
-    {
-      const base::MutexLock lock(mutex_);
-      caller_ = {};
-      idle_.notify_all();
-      if (stopped_ || events_.empty()) {
-        scheduled_ = false;
-        return;
-      }
-      event = std::move(events_.front());
-      events_.pop_front();
-      caller_ = std::this_thread::get_id();
-    }
-    try {
-      callback_(event.info, event.reason);
-    } catch (const std::exception& error) {
-      std::fprintf(stderr, "stitch: a callback about %s on worker \"%s\" failed: %s\n",
-                   to_string(event.info).c_str(), runtime->name().c_str(), error.what());
-    } catch (...) {
-      std::fprintf(stderr, "stitch: a callback about %s on worker \"%s\" failed\n",
-                   to_string(event.info).c_str(), runtime->name().c_str());
-    }
-  }
+  const base::MutexLock lock(mutex_);
+  caller_ = {};
+  idle_.notify_all();
 }
 
 void Watcher::stop(bool wait) noexcept {
   base::MutexLock lock(mutex_);
   stopped_ = true;
-  events_.clear();
   while (wait && caller_ != std::thread::id() && caller_ != std::this_thread::get_id())
     idle_.wait(mutex_);
 }
 
-bool Watcher::stopped() const {
-  const base::MutexLock lock(mutex_);
-  return stopped_;
-}
-
-std::shared_ptr<Watcher> Watchers::add(Watcher::Callback callback) {
+std::shared_ptr<Watcher> Watchers::add(Kind kind, Watcher::Callback callback) {
   auto watcher = std::make_shared<Watcher>(std::move(callback));
   const base::MutexLock lock(mutex_);
-  std::erase_if(watchers_, [](const auto& weak) { return weak.expired(); });
+  std::erase_if(watchers_, [](const Entry& each) { return each.watcher.expired(); });
   if (closed_) {
     watcher->stop(false);
   } else {
-    watchers_.push_back(watcher);
+    watchers_.push_back({kind, watcher});
   }
   return watcher;
 }
 
-void Watchers::notify(const std::shared_ptr<Runtime>& runtime, const WorkerInfo& info,
+void Watchers::notify(const std::shared_ptr<Runtime>& runtime, Kind kind, const WorkerInfo& info,
                       LeaveReason reason) {
-  std::vector<std::weak_ptr<Watcher>> watchers;
+  std::list<Event> added(1);
+  Event& event = added.front();
+  event.info = info;
+  event.reason = reason;
+  const auto place = added.begin();
   {
     const base::MutexLock lock(mutex_);
-    watchers = watchers_;
+    for (const Entry& each : watchers_) {
+      if (each.kind == kind) event.watchers.push_back(each.watcher);
+    }
+    if (closed_ || event.watchers.empty()) return;
+    events_.splice(events_.end(), added);
+    if (std::exchange(scheduled_, true)) return;
   }
-  for (const auto& weak : watchers) {
-    const auto watcher = weak.lock();
-    if (!watcher) continue;
-    // Each for itself: those before it must not be told twice.
-    base::patiently([&] { watcher->notify(runtime, info, reason); });
+  try {
+    runtime->post([this, runtime] { call_all(runtime); });
+  } catch (...) {
+    // As it was before: call_all() does not run, and nobody else has added one. close() may have
+    // taken it.
+    const base::MutexLock lock(mutex_);
+    scheduled_ = false;
+    if (!closed_) added.splice(added.end(), events_, place);
+    throw;
+  }
+}
+
+void Watchers::call_all(const std::shared_ptr<Runtime>& runtime) {
+  ExecutionContext context;
+  context.runtime = runtime;
+  const ExecutionContextScope scope(std::move(context));
+  for (;;) {
+    std::list<Event> first;
+    {
+      const base::MutexLock lock(mutex_);
+      if (events_.empty()) {
+        scheduled_ = false;
+        return;
+      }
+      first.splice(first.end(), events_, events_.begin());
+    }
+    const Event& event = first.front();
+    for (const auto& weak : event.watchers) {
+      if (const auto watcher = weak.lock())
+        watcher->call(runtime->name(), event.info, event.reason);
+    }
   }
 }
 
 void Watchers::close() {
-  std::vector<std::weak_ptr<Watcher>> watchers;
+  std::vector<Entry> watchers;
+  std::list<Event> events;
   {
     const base::MutexLock lock(mutex_);
     closed_ = true;
     watchers.swap(watchers_);
+    events.swap(events_);
   }
-  for (const auto& weak : watchers) {
-    if (const auto watcher = weak.lock()) watcher->stop(false);
+  for (const Entry& each : watchers) {
+    if (const auto watcher = each.watcher.lock()) watcher->stop(false);
   }
 }
 

@@ -1,9 +1,12 @@
 #pragma once
 
-#include <deque>
+#include <cstdint>
 #include <functional>
+#include <list>
 #include <memory>
+#include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "stitch/base/mutex.h"
@@ -13,50 +16,60 @@
 
 namespace stitch::rpc {
 
-// One callback of a user about the members of a world. Its calls run on the user-function threads,
-// one at a time and in the order of the events. Shared by the MembershipWatch, the list of the
-// worker and the task that calls it. Thread contract: any thread; the callback runs under no lock.
-class Watcher : public std::enable_shared_from_this<Watcher> {
+// One callback of a user about the members of a world. Shared by the MembershipWatch, the list of
+// the worker and the events that it is to be told. Thread contract: any thread but for call(); the
+// callback runs under no lock.
+class Watcher {
  public:
   using Callback = std::function<void(const WorkerInfo&, LeaveReason)>;
   explicit Watcher(Callback callback) : callback_(std::move(callback)) {}
 
-  // Has the callback called. `runtime` is the worker's, current while it runs.
-  void notify(const std::shared_ptr<Runtime>& runtime, const WorkerInfo& info, LeaveReason reason)
+  // Calls the callback unless it has been stopped. One call at a time. `name`: of the worker.
+  void call(const std::string& name, const WorkerInfo& info, LeaveReason reason)
       STITCH_EXCLUDES(mutex_);
   // As MembershipWatch::stop(), or without waiting.
   void stop(bool wait) noexcept STITCH_EXCLUDES(mutex_);
-  [[nodiscard]] bool stopped() const STITCH_EXCLUDES(mutex_);
+
+ private:
+  const Callback callback_;
+  base::Mutex mutex_;
+  base::CondVar idle_;
+  bool stopped_ STITCH_GUARDED_BY(mutex_) = false;
+  std::thread::id caller_ STITCH_GUARDED_BY(mutex_);  // none while the callback does not run
+};
+
+// All callbacks of one worker. They are called on the user-function threads, one at a time, and in
+// the order of the events, whichever kind these are of: that a life is over is told before the next
+// life of that worker. Thread contract: any thread; one at a time calls notify().
+class Watchers {
+ public:
+  enum class Kind : std::uint8_t { joins, leaves };
+  [[nodiscard]] std::shared_ptr<Watcher> add(Kind kind, Watcher::Callback callback)
+      STITCH_EXCLUDES(mutex_);
+  // Has those of that kind that are there now called. `runtime` is the worker's, which keeps this;
+  // it is current while they run. Nothing has changed if this throws.
+  void notify(const std::shared_ptr<Runtime>& runtime, Kind kind, const WorkerInfo& info,
+              LeaveReason reason) STITCH_EXCLUDES(mutex_);
+  // No callback is begun any more, also of those added later.
+  void close() STITCH_EXCLUDES(mutex_);
 
  private:
   struct Event {
     WorkerInfo info;
     LeaveReason reason;
+    std::vector<std::weak_ptr<Watcher>> watchers;
   };
-  void call_back(const std::shared_ptr<Runtime>& runtime) STITCH_EXCLUDES(mutex_);
+  struct Entry {
+    Kind kind;
+    std::weak_ptr<Watcher> watcher;
+  };
+  void call_all(const std::shared_ptr<Runtime>& runtime) STITCH_EXCLUDES(mutex_);
 
-  const Callback callback_;
-  mutable base::Mutex mutex_;
-  base::CondVar idle_;
-  std::deque<Event> events_ STITCH_GUARDED_BY(mutex_);
-  bool scheduled_ STITCH_GUARDED_BY(mutex_) = false;  // call_back() will run, or runs
-  bool stopped_ STITCH_GUARDED_BY(mutex_) = false;
-  std::thread::id caller_ STITCH_GUARDED_BY(mutex_);  // none while the callback does not run
-};
-
-// The callbacks of one kind of one worker. Thread contract: any thread.
-class Watchers {
- public:
-  [[nodiscard]] std::shared_ptr<Watcher> add(Watcher::Callback callback) STITCH_EXCLUDES(mutex_);
-  void notify(const std::shared_ptr<Runtime>& runtime, const WorkerInfo& info, LeaveReason reason)
-      STITCH_EXCLUDES(mutex_);
-  // No callback is begun any more, also of those added later.
-  void close() STITCH_EXCLUDES(mutex_);
-
- private:
   base::Mutex mutex_;
   bool closed_ STITCH_GUARDED_BY(mutex_) = false;
-  std::vector<std::weak_ptr<Watcher>> watchers_ STITCH_GUARDED_BY(mutex_);
+  bool scheduled_ STITCH_GUARDED_BY(mutex_) = false;  // call_all() will run, or runs
+  std::vector<Entry> watchers_ STITCH_GUARDED_BY(mutex_);
+  std::list<Event> events_ STITCH_GUARDED_BY(mutex_);
 };
 
 }  // namespace stitch::rpc

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "stitch/base/patience.h"
+
 namespace stitch::rpc {
 
 namespace {
@@ -46,21 +48,21 @@ void WorldExtension::end_world() {
   if (const auto kept = keeper()) kept->end_world(leaves_by());
 }
 
-void WorldExtension::tell(Watchers& watchers, const WorkerInfo& info, LeaveReason reason) {
+void WorldExtension::tell(Watchers::Kind kind, const WorkerInfo& info, LeaveReason reason) {
   if (const auto kept = keeper()) kept->on_change();
-  watchers.notify(agent_.shared_from_this(), info, reason);
+  base::patiently([&] { watchers_.notify(agent_.shared_from_this(), kind, info, reason); });
 }
 
 void WorldExtension::on_member_joined(const WorkerInfo& joined) {
-  tell(joins_, joined, LeaveReason::left);
+  tell(Watchers::Kind::joins, joined, LeaveReason::left);
 }
 
 void WorldExtension::on_member_left(const WorkerInfo& left) {
-  tell(leaves_, left, LeaveReason::left);
+  tell(Watchers::Kind::leaves, left, LeaveReason::left);
 }
 
 void WorldExtension::on_member_dead(const WorkerInfo& dead, const Error&) {
-  tell(leaves_, dead, LeaveReason::dead);
+  tell(Watchers::Kind::leaves, dead, LeaveReason::dead);
 }
 
 void WorldExtension::on_all_leave(std::chrono::steady_clock::time_point deadline) {
@@ -68,8 +70,7 @@ void WorldExtension::on_all_leave(std::chrono::steady_clock::time_point deadline
 }
 
 void WorldExtension::stop() {
-  joins_.close();
-  leaves_.close();
+  watchers_.close();
   const auto kept = keeper();
   if (!kept) return;
   // Of the second that the agent's end has beyond its limit.

@@ -26,8 +26,7 @@ class WorldExtension final : public Extension {
   bool leave_by(std::chrono::steady_clock::time_point deadline) STITCH_EXCLUDES(mutex_);
   // As WorldKeeper::end_world(), within that time.
   void end_world() STITCH_EXCLUDES(mutex_);
-  [[nodiscard]] Watchers& joins() noexcept { return joins_; }
-  [[nodiscard]] Watchers& leaves() noexcept { return leaves_; }
+  [[nodiscard]] Watchers& watchers() noexcept { return watchers_; }
 
   void on_member_joined(const WorkerInfo& joined) override STITCH_EXCLUDES(mutex_);
   void on_member_left(const WorkerInfo& left) override STITCH_EXCLUDES(mutex_);
@@ -42,11 +41,11 @@ class WorldExtension final : public Extension {
  private:
   [[nodiscard]] std::chrono::steady_clock::time_point leaves_by() const STITCH_EXCLUDES(mutex_);
   [[nodiscard]] std::shared_ptr<WorldKeeper> keeper() const STITCH_EXCLUDES(mutex_);
-  void tell(Watchers& watchers, const WorkerInfo& info, LeaveReason reason) STITCH_EXCLUDES(mutex_);
+  void tell(Watchers::Kind kind, const WorkerInfo& info, LeaveReason reason)
+      STITCH_EXCLUDES(mutex_);
 
   Agent& agent_;
-  Watchers joins_;
-  Watchers leaves_;
+  Watchers watchers_;
   mutable base::Mutex mutex_;
   std::optional<std::chrono::steady_clock::time_point> leave_by_ STITCH_GUARDED_BY(mutex_);
   std::weak_ptr<WorldKeeper> keeper_ STITCH_GUARDED_BY(mutex_);  // the agent's end ends it

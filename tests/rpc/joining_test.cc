@@ -19,6 +19,7 @@
 #include "stitch/transport/store/prefix_store.h"
 #include "tests/support/error_of.h"
 #include "tests/support/eventually.h"
+#include "tests/support/gate.h"
 
 namespace {
 
@@ -440,6 +441,66 @@ TEST_F(Joining, ABarrierEndsWhenOneOfItsWorkersLeavesOrDies) {
       });
     }
   }
+}
+
+// A program that keeps the epochs of those that live would lose the new one.
+TEST_F(Joining, ThatALifeIsOverIsToldBeforeTheNextOne) {
+  auto a = stitch::init(elastic("a"));
+  std::mutex mutex;
+  std::vector<std::string> told;
+  stitch::testing::Gate gate;
+  gate.close();
+  const auto note = [&](const std::string& what, const WorkerInfo& info) {
+    const std::lock_guard lock(mutex);
+    told.push_back(what + ' ' + std::to_string(info.epoch));
+  };
+  const auto number = [&] {
+    const std::lock_guard lock(mutex);
+    return told.size();
+  };
+  const auto joins = a.on_join([&](const WorkerInfo& info) { note("joined", info); });
+  stitch::MembershipWatch inner;
+  const auto leaves = a.on_leave([&](const WorkerInfo& info) {
+    gate.pass();
+    inner = a.on_join([&](const WorkerInfo& late) { note("also joined", late); });
+    note("gone", info);
+  });
+  auto b = stitch::init(elastic("b"));
+  EXPECT_TRUE(eventually([&] { return number() == 1; }));
+  kill(b);
+  ASSERT_TRUE(gate.wait_for_arrival());
+  b = stitch::init(elastic("b"));
+  EXPECT_EQ(a.rpc_sync<twice>("b", 2), 4);
+  std::this_thread::sleep_for(100ms);
+  EXPECT_EQ(number(), 1U) << "it is told after the death";
+  gate.open();
+  EXPECT_TRUE(eventually([&] { return number() == 3; }));
+  auto c = stitch::init(elastic("c"));
+  EXPECT_TRUE(eventually([&] { return number() == 5; }));
+  const std::lock_guard lock(mutex);
+  EXPECT_EQ(told, (std::vector<std::string>{"joined 1", "gone 1", "joined 2", "joined 1",
+                                            "also joined 1"}))
+      << "the one that was added meanwhile is told what comes later";
+}
+
+TEST_F(Joining, AWatchMayStopItselfAndOthers) {
+  auto a = stitch::init(elastic("a"));
+  std::atomic<int> first{0}, second{0};
+  stitch::MembershipWatch own, other;
+  own = a.on_join([&](const WorkerInfo&) {
+    ++first;
+    other.stop();
+    own.stop();
+  });
+  other = a.on_join([&](const WorkerInfo&) { ++second; });
+  auto b = stitch::init(elastic("b"));
+  EXPECT_TRUE(eventually([&] { return first == 1; }));
+  std::atomic<int> last{0};
+  const auto watch = a.on_join([&](const WorkerInfo&) { ++last; });
+  auto c = stitch::init(elastic("c"));
+  EXPECT_TRUE(eventually([&] { return last == 1; }));
+  EXPECT_EQ(first, 1);
+  EXPECT_EQ(second, 0);
 }
 
 TEST_F(Joining, AWatchThatHasStoppedIsNotCalled) {
