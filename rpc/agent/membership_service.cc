@@ -172,11 +172,17 @@ bool MembershipService::perform(Effects& effects) {
   return true;
 }
 
+void MembershipService::record(const char* what, const WorkerInfo& about) const noexcept {
+  agent_.events().record(what, about.id.value(), about.epoch);
+}
+
 bool MembershipService::tell(const MembershipProtocol::Event& event) {
   using Kind = MembershipProtocol::Event::Kind;
+  const char* const over = event.kind == Kind::dead ? "member declared dead" : "member left";
   PeerTable& peers = agent_.peers();
   switch (event.kind) {
     case Kind::joined: {
+      record("member joined", event.card.info);
       const Member member = base::patiently([&] { return see(event.card); });
       base::patiently([&] { agent_.device_tensors().add({member.info, member.devices}); });
       base::patiently([&] { agent_.graceful_shutdown().on_peer_joining(member.info); });
@@ -193,6 +199,7 @@ bool MembershipService::tell(const MembershipProtocol::Event& event) {
     case Kind::left: {
       Life* life = peers.life(event.card.info);
       if (life == nullptr) {
+        record(over, event.card.info);
         remember(event);
         return true;
       }
@@ -201,6 +208,7 @@ bool MembershipService::tell(const MembershipProtocol::Event& event) {
         base::patiently([&] { peers.end(life->info(), event.reason, false); });
         if (!life->loss_reported.load()) return false;
       }
+      record(over, life->info());
       agent_.for_each_extension([&](Extension& extension) {
         base::patiently([&] {
           if (event.kind == Kind::dead) {
@@ -213,6 +221,7 @@ bool MembershipService::tell(const MembershipProtocol::Event& event) {
       return true;
     }
     case Kind::fenced:
+      record("this worker fenced", agent_.self());
       base::patiently([&] { agent_.fence(event.reason); });
       return true;
   }

@@ -89,6 +89,7 @@ class MembershipService {
   // False: a loss has to be reported first; `effects` has what is left.
   [[nodiscard]] bool perform(Effects& effects);
   [[nodiscard]] bool tell(const MembershipProtocol::Event& event);
+  void record(const char* what, const WorkerInfo& about) const noexcept;
   template <class F>
   void attempt(const char* what, const WorkerInfo& about, F&& act) noexcept;
   // Sends what `make` returns, which is called again where there was no memory.

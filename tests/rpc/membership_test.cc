@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <fstream>
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <string>
@@ -17,6 +19,7 @@
 #include "stitch/transport/trimmed_pool.h"
 #include "tests/support/error_of.h"
 #include "tests/support/eventually.h"
+#include "tests/support/temporary_folder.h"
 
 namespace {
 
@@ -351,6 +354,39 @@ TEST_F(Membership, AWorkerIsDeclaredDeadAndToldWhenTheJudgeHasLostItForGood) {
   Node again(network, 1, 2);
   again.join({first.card()});
   EXPECT_EQ(first.call("w1"), "w1");
+}
+
+// The events of a dump that it writes.
+std::string events_of(Agent& agent) {
+  const stitch::testing::TemporaryFolder folder;
+  std::ifstream in(agent.dumps().write(folder.path()), std::ios::binary);
+  const std::string text{std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+  const auto begin = text.find("{\"name\": \"events\"");
+  EXPECT_NE(begin, std::string::npos) << text;
+  return begin == std::string::npos ? "" : text.substr(begin);
+}
+int times(const std::string& what, const std::string& text) {
+  int found = 0;
+  for (auto at = text.find(what); at != std::string::npos; at = text.find(what, at + 1)) ++found;
+  return found;
+}
+
+TEST_F(Membership, ADumpTellsWhoJoinedLeftOrDiedAndThatTheWorkerWasFenced) {
+  Node third(network, 2, 1);
+  third.join(founders());
+  EXPECT_EQ(first.call("w1"), "w1");
+  EXPECT_FALSE(third.agent().shutdown(true, 10s).has_value());
+  first.agent().peers().end(second.card().info, Error(ErrorCode::disconnected, "the test ends it"),
+                            false);
+  EXPECT_TRUE(eventually([&] { return second.agent().fenced(); }));
+  EXPECT_TRUE(eventually([&] { return times("dead w1/1", first.notes().back()) == 1; }));
+  const std::string seen = events_of(first.agent());
+  EXPECT_EQ(times("\"member joined\", \"w2\", 1", seen), 1) << seen;
+  EXPECT_EQ(times("\"member left\", \"w2\", 1", seen), 1) << seen;
+  EXPECT_EQ(times("\"member declared dead\", \"w1\", 1", seen), 1) << seen;
+  EXPECT_EQ(times("\"this worker fenced\"", seen), 0) << seen;
+  const std::string own = events_of(second.agent());
+  EXPECT_EQ(times("\"this worker fenced\", \"w1\", 1", own), 1) << own;
 }
 
 TEST_F(Membership, AWorkerLeavesWhileTheWorldGoesOn) {
