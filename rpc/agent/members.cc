@@ -113,6 +113,13 @@ const WorkerInfo& Members::find(const WorkerInfo& info) const {
                                                  known.name + "\"")
         .with_worker(info.name);
   }
+  if (known.epoch < info.epoch) {
+    throw Error(ErrorCode::disconnected,
+                life_text(info, LifeName::brief) +
+                    " is not known here yet; the last one known is epoch " +
+                    std::to_string(known.epoch))
+        .with_worker(info.name);
+  }
   throw life_gone(info, "; it is now epoch " + std::to_string(known.epoch));
 }
 

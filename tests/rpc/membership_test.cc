@@ -356,6 +356,21 @@ TEST_F(Membership, AWorkerIsDeclaredDeadAndToldWhenTheJudgeHasLostItForGood) {
   EXPECT_EQ(first.call("w1"), "w1");
 }
 
+// It heard of it from a third worker, before the members were told.
+TEST_F(Membership, ACallToALifeThatIsNotKnownYetSaysSo) {
+  WorkerInfo next = second.card().info;
+  ++next.epoch;
+  const auto error = error_of([&] { static_cast<void>(first.call(next)); });
+  EXPECT_EQ(error.code(), ErrorCode::disconnected);
+  EXPECT_STREQ(error.what(),
+               "worker \"w1\" epoch 2 is not known here yet; the last one known is epoch 1");
+  EXPECT_EQ(error.worker(), "w1");
+  second.end_abruptly();
+  Node again(network, 1, 2);
+  again.join({first.card()});
+  EXPECT_EQ(first.call(next), "w1");
+}
+
 // The events of a dump that it writes.
 std::string events_of(Agent& agent) {
   const stitch::testing::TemporaryFolder folder;
