@@ -18,10 +18,10 @@ STITCH_INLINE(&fetch_posted);
 
 namespace {
 
-// Whether the exchange says that itself; the others are about this worker.
+// Whether the exchange says that itself, this worker's leaving included. No function has thrown it.
 bool is_own_word(const Error& error) {
   return error.code() == ErrorCode::cancelled || error.code() == ErrorCode::timeout ||
-         error.code() == ErrorCode::invalid_argument;
+         error.code() == ErrorCode::invalid_argument || error.code() == ErrorCode::shutting_down;
 }
 
 bool is_barrier(const std::type_info& given) { return given == typeid(Presence); }

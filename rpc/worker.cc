@@ -194,14 +194,17 @@ void Worker::fail_gathering(const std::string& what,
     if (error.code() == ErrorCode::invalid_argument)
       throw Error(error.code(), here + error.what()).with_worker(error.worker());
   }
-  // One that is gone is why others, which wait for it, too, have not answered.
+  // One that is gone is why others, which wait for it, too, have not answered. So is one that says
+  // that it leaves: who has to do without it needs no second code for that.
   const auto gone = std::ranges::find_if(failures, [](const auto& failure) {
-    return failure.second.code() == ErrorCode::disconnected;
+    const Error& error = failure.second;
+    return error.code() == ErrorCode::disconnected ||
+           (error.code() == ErrorCode::shutting_down && error.remote());
   });
   const Error& first = (gone == failures.end() ? failures.begin() : gone)->second;
   std::vector<std::string> names;
   for (const auto& [info, error] : failures) names.push_back(to_string(info));
-  throw Error(first.code(),
+  throw Error(gone == failures.end() ? first.code() : ErrorCode::disconnected,
               here + "no answer from " + base::join_names(names) + ": " + first.what())
       .with_worker(first.worker());
 }

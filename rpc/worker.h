@@ -99,9 +99,9 @@ class Worker {
   // Waits until all workers, or all of `names` (this worker among them), have called it. Each set
   // of lives of workers counts its barriers and all_gathers by itself: after one of them was
   // restarted they begin anew. In an elastic world workers may differ for a moment about who all
-  // are: state the names. When one of them dies or leaves, the others get its error at once. Throws
-  // Error(timeout) naming the workers that did not arrive within Options::rpc_timeout, and
-  // Error(invalid_argument), on each of them, when one called all_gather() instead.
+  // are: state the names. When one of them dies or leaves, the others get Error(disconnected) at
+  // once. Throws Error(timeout) naming the workers that did not arrive within Options::rpc_timeout,
+  // and Error(invalid_argument), on each of them, when one called all_gather() instead.
   void barrier() { barrier(all_names()); }
   void barrier(const std::vector<std::string>& names);
   // Gives `value` to all workers, or all of `names` (this worker among them), and returns the

@@ -413,11 +413,11 @@ TEST_F(Joining, ABarrierEndsWhenOneOfItsWorkersLeavesOrDies) {
   for (const bool dies : {false, true}) {
     auto c = stitch::init(elastic("c"));
     const std::vector<std::string> names{"a", "b", "c"};
-    std::vector<std::string> errors(2);
+    std::vector<std::optional<Error>> errors(2);
     const auto began = steady_clock::now();
     {
-      std::jthread in_a([&] { errors[0] = error_of([&] { a.barrier(names); }).what(); });
-      std::jthread in_b([&] { errors[1] = error_of([&] { b.barrier(names); }).what(); });
+      std::jthread in_a([&] { errors[0] = error_of([&] { a.barrier(names); }); });
+      std::jthread in_b([&] { errors[1] = error_of([&] { b.barrier(names); }); });
       std::this_thread::sleep_for(100ms);
       if (dies) {
         kill(c);
@@ -427,8 +427,12 @@ TEST_F(Joining, ABarrierEndsWhenOneOfItsWorkersLeavesOrDies) {
     }
     EXPECT_LT(steady_clock::now() - began, 10s);
     for (const auto& error : errors) {
-      EXPECT_NE(error.find("barrier on worker"), std::string::npos) << error;
-      EXPECT_NE(error.find("no answer from worker \"c\""), std::string::npos) << error;
+      EXPECT_TRUE(has_text(*error, ErrorCode::disconnected, "barrier on worker"));
+      EXPECT_TRUE(has_text(*error, ErrorCode::disconnected, "no answer from worker \"c\""));
+      EXPECT_EQ(error->worker(), "c");
+      if (!dies) {
+        EXPECT_TRUE(has_text(*error, ErrorCode::disconnected, "leaves the world"));
+      }
     }
   }
   auto c = stitch::init(elastic("c"));  // a new life counts its barriers from the start
