@@ -134,8 +134,10 @@ class RRefAgent : public std::enable_shared_from_this<RRefAgent> {
   // Objects that still existed at stop().
   std::array<EffectList<std::shared_ptr<void>>, 2> remaining_ STITCH_GUARDED_BY(mutex_);
   mutable base::Mutex infos_mutex_;
-  mutable std::unordered_map<WorkerLife, WorkerInfo, WorkerLifeHash> infos_
-      STITCH_GUARDED_BY(infos_mutex_);
+  using Infos = std::unordered_map<WorkerLife, WorkerInfo, WorkerLifeHash>;
+  mutable Infos infos_ STITCH_GUARDED_BY(infos_mutex_);
+  // Of lives of which nothing but id and epoch was known.
+  mutable Infos unnamed_infos_ STITCH_GUARDED_BY(infos_mutex_);
   // One of infos_, which are never removed: the one that was last asked for. Null at first.
   mutable std::atomic<const WorkerInfo*> last_info_{nullptr};
 };

@@ -106,8 +106,10 @@ const WorkerInfo& Members::find(WorkerId id) const {
 
 const WorkerInfo& Members::find(const WorkerInfo& info) const {
   const WorkerInfo& known = find(info.id);
-  if (known == info) return known;
-  if (known.name != info.name) {
+  // A reference that came before the news of its owner names it by id and epoch alone.
+  const bool named = !info.name.empty();
+  if (known.epoch == info.epoch && (!named || known.name == info.name)) return known;
+  if (named && known.name != info.name) {
     throw Error(ErrorCode::invalid_argument, to_string(info) + " is not in this world: id " +
                                                  std::to_string(info.id.value()) + " is worker \"" +
                                                  known.name + "\"")

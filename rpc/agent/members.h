@@ -93,7 +93,7 @@ class Members {
   }
   // Throw Error(invalid_argument) naming what was looked for, and the nearest names or the range of
   // ids; the last one Error(disconnected) for a member of another epoch, be that over or not known
-  // here yet. What they return is valid as long as this.
+  // here yet; an empty name in it stands for any. What they return is valid as long as this.
   [[nodiscard]] const WorkerInfo& find(std::string_view name) const;
   [[nodiscard]] const WorkerInfo& find(WorkerId id) const;
   [[nodiscard]] const WorkerInfo& find(const WorkerInfo& info) const;

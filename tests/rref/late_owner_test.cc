@@ -1,0 +1,41 @@
+// References that come before the news that their owner has joined.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <memory>
+
+#include "stitch/rpc/agent/agent.h"
+#include "stitch/rpc/worker.h"
+#include "stitch/rref/rref_agent.h"
+#include "stitch/rref/rref_extension.h"
+#include "stitch/transport/store/hash_store.h"
+#include "tests/support/eventually.h"
+
+namespace {
+
+using namespace std::chrono_literals;
+using stitch::testing::eventually;
+
+int twice(int value) { return 2 * value; }
+
+TEST(ReferencesOfALateOwner, HaveItsNameOnceThatIsKnown) {
+  const auto store = stitch::transport::make_hash_store();
+  const auto join = [&](const char* name) {
+    return stitch::init({.name = name, .world_size = "1:4", .init_timeout = 30s, .store = store});
+  };
+  auto first = join("first");
+  const stitch::WorkerScope scope(first);
+  const auto rrefs = stitch::rref::rrefs_of(*stitch::rpc::current_agent());
+  const auto life = stitch::rref::life_of({"", stitch::WorkerId(1), 1});
+  const stitch::WorkerInfo& before = rrefs->known_info_of(life);
+  EXPECT_EQ(before, (stitch::WorkerInfo{"", stitch::WorkerId(1), 1}));
+  auto second = join("second");
+  ASSERT_TRUE(eventually([&] { return first.workers().size() == 2; }));
+  EXPECT_EQ(rrefs->known_info_of(life), second.info());
+  EXPECT_EQ(first.rpc_sync<twice>(rrefs->known_info_of(life), 4), 8);
+  // What was given out before names it by id and epoch.
+  EXPECT_EQ(before.name, "");
+  EXPECT_EQ(first.rpc_sync<twice>(before, 5), 10);
+}
+
+}  // namespace
