@@ -88,11 +88,8 @@ void DeviceInputs::add(const Node& node, std::uint32_t index, std::uint32_t inpu
 }
 
 std::vector<ReadyInput> DeviceInputs::take(std::uint32_t index) {
-  const auto found = nodes_.find(index);
-  if (found == nodes_.end()) return {};
-  std::vector<ReadyInput> points = std::move(found->second);
-  nodes_.erase(found);
-  return points;
+  if (nodes_.empty()) return {};
+  return std::exchange(nodes_[index], {});
 }
 
 void wait_for(const std::vector<ReadyInput>& points, const variable_list& inputs) {

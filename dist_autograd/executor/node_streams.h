@@ -2,9 +2,9 @@
 
 #include <c10/core/StreamGuard.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
-#include <unordered_map>
 #include <vector>
 
 #include "stitch/dist_autograd/graph/compat.h"
@@ -47,10 +47,13 @@ struct ReadyInput {
 // Has this thread's current streams, those of the node, wait for its inputs.
 void wait_for(const std::vector<ReadyInput>& points, const variable_list& inputs);
 
-// Gradients on devices that wait in the inputs of nodes: each input has a point at which it is
-// ready, and the node that gets it waits for that alone. Thread contract: one thread at a time.
+// Gradients on devices that wait in the inputs of the nodes of a pass: each input has a point at
+// which it is ready, and the node that gets it waits for that alone. Thread contract: for each node,
+// one thread at a time.
 class DeviceInputs {
  public:
+  DeviceInputs() = default;
+  explicit DeviceInputs(std::size_t nodes) : nodes_(nodes) {}
   // Adds `gradient`, which is on a device and made by what this thread's current stream there has
   // now, to `slot`, an input of `node`. They are added on the stream of the node.
   void add(const Node& node, std::uint32_t index, std::uint32_t input, at::Tensor& slot,
@@ -59,7 +62,7 @@ class DeviceInputs {
   [[nodiscard]] std::vector<ReadyInput> take(std::uint32_t index);
 
  private:
-  std::unordered_map<std::uint32_t, std::vector<ReadyInput>> nodes_;
+  std::vector<std::vector<ReadyInput>> nodes_;
 };
 
 }  // namespace stitch::dist_autograd

@@ -1,14 +1,17 @@
 #include "stitch/dist_autograd/executor/node_table.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 namespace stitch::dist_autograd {
 
 NodeTable::NodeTable(std::shared_ptr<const Plan> plan)
     : plan_(std::move(plan)),
-      states_(plan_->size()),
+      inputs_mutexes_(plan_->devices() > 1 ? std::make_unique<base::Mutex[]>(kMutexes) : nullptr),
       slots_(plan_->size()),
+      on_devices_(plan_->devices() > 1 ? plan_->size() : 0),
+      states_(plan_->size()),
       ready_(plan_->devices()),
       check_(*plan_),
       unresolved_(plan_->untrimmed()) {
@@ -23,9 +26,11 @@ NodeTable::NodeTable(std::shared_ptr<const Plan> plan)
 
 void NodeTable::put(std::uint32_t node, std::uint32_t input, at::Tensor gradient) {
   if (!gradient.defined()) return;
+  std::optional<base::MutexLock> lock;
+  if (inputs_mutexes_) lock.emplace(inputs_mutexes_[node % kMutexes]);
   variable_list& slots = slots_[node];
   if (slots.size() <= input) slots.resize(plan_->node(node).num_inputs());
-  if (is_on_device(gradient)) {
+  if (inputs_mutexes_ && is_on_device(gradient)) {
     on_devices_.add(plan_->node(node), node, input, slots[input], std::move(gradient));
   } else {
     accumulate(slots[input], std::move(gradient));

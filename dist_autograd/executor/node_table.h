@@ -7,6 +7,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "stitch/base/mutex.h"
 #include "stitch/dist_autograd/executor/delivery_check.h"
 #include "stitch/dist_autograd/executor/node_streams.h"
 #include "stitch/dist_autograd/executor/plan.h"
@@ -23,13 +24,15 @@ enum class Reach : std::uint8_t { dead, unreached, live };
 // inputs, how many deliveries each still waits for, and which are ready, by the device that they
 // belong to. A node that is not live does not run, as it would not in one process, and its edges
 // are deliveries like those it got; an unreached recv node is ready all the same, to report that,
-// since its link waits for a message. Thread contract: one thread at a time, which has those
-// streams current that made the gradients it puts here.
+// since its link waits for a message. Thread contract: put() by several threads at once, each with
+// those streams current that made its gradients; all else by one thread at a time. A node that is
+// ready has all its gradients, so whoever puts one counts the delivery afterwards.
 class NodeTable {
  public:
   explicit NodeTable(std::shared_ptr<const Plan> plan);
 
-  // Adds a gradient to an input of a node. An undefined one changes nothing.
+  // Adds a gradient to an input of a node. An undefined one changes nothing. It may take as long as
+  // a device whose queue is full; where nodes belong to one device alone, one thread at a time.
   void put(std::uint32_t node, std::uint32_t input, at::Tensor gradient);
   // Root number `root` of the plan has its gradient.
   void reach_root(std::size_t root) { note_reach(plan_->roots()[root], Reach::live); }
@@ -62,8 +65,8 @@ class NodeTable {
   // Whether each node has run, or is known to be dead.
   [[nodiscard]] bool resolved() const;
 
-  // Everything that waits. What it refers to may run code of the user as it ends: no lock is to be
-  // held then.
+  // Everything that waits; nobody puts anything meanwhile. What it refers to may run code of the user
+  // as it ends: no lock is to be held then.
   struct Dropped {
     std::vector<variable_list> slots;
     DeviceInputs on_devices;
@@ -89,10 +92,14 @@ class NodeTable {
   void count(const Plan::Target& target, Reach reach);
 
   const std::shared_ptr<const Plan> plan_;
-  std::vector<State> states_;
+  // Of the inputs of node i: number i modulo kMutexes. None where nodes belong to one device.
+  static constexpr std::size_t kMutexes = 32;
+  const std::unique_ptr<base::Mutex[]> inputs_mutexes_;
   std::vector<variable_list> slots_;
-  DeviceInputs on_devices_;            // of slots_
-  std::vector<ReadyQueue> ready_;      // by device
+  DeviceInputs on_devices_;  // of slots_
+
+  std::vector<State> states_;
+  std::vector<ReadyQueue> ready_;        // by device
   std::vector<std::uint32_t> not_live_;  // nodes whose edges are to be followed
   // Of recv nodes with several inputs: the live ones. Of send nodes: the unreached ones.
   std::unordered_map<std::uint32_t, Positions> reached_inputs_;

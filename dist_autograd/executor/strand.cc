@@ -76,8 +76,8 @@ Strand::~Strand() = default;
 void Strand::seed(std::size_t root, at::Tensor gradient) {
   const Plan::Target target = plan_->roots()[root];
   const at::AutoGradMode mode(flags_.create_graph);
-  base::MutexLock lock(mutex_);
   nodes_.put(target.node, target.input, std::move(gradient));
+  base::MutexLock lock(mutex_);
   nodes_.reach_root(root);
 }
 
@@ -152,22 +152,36 @@ std::optional<std::size_t> Strand::device_to_wake(std::size_t device) const {
   return idle;  // where there is none, each looks after its node
 }
 
-void Strand::take_arrivals() {
+void Strand::take_arrivals(std::size_t device, std::vector<Arrival>& room) {
   if (inbox_.empty() || stop_) return;
-  taken_now_.swap(inbox_);
+  room.swap(inbox_);
   news_ = true;
+  ++running_;
+  slices_[device].in_node = true;
+  mutex_.unlock();
+  std::optional<Error> failure;
   try {
-    for (Arrival& arrival : taken_now_) {
-      for (std::size_t i = 0; i < arrival.gradients.size(); ++i) {
+    for (Arrival& arrival : room) {
+      for (std::size_t i = 0; i < arrival.gradients.size(); ++i)
         nodes_.put(arrival.node, static_cast<std::uint32_t>(i), std::move(arrival.gradients[i]));
-      }
+    }
+  } catch (...) {
+    failure = to_error(std::current_exception());
+  }
+  mutex_.lock();
+  slices_[device].in_node = false;
+  --running_;
+  try {
+    for (Arrival& arrival : room) {
+      if (failure) break;
       ++taken_;
       nodes_.on_message(arrival.node, arrival.reach, std::move(arrival.unreached));
     }
   } catch (...) {
-    fail(to_error(std::current_exception()), Plan::kNone);
+    failure = to_error(std::current_exception());
   }
-  taken_now_.clear();
+  room.clear();
+  if (failure) fail(std::move(*failure), Plan::kNone);
 }
 
 // ---- slices
@@ -242,11 +256,12 @@ void Strand::run_slice(StrandOwner& owner, std::size_t device) {
   }
   // Not that of this thread: it may wait for another pass, or be one that reads messages.
   const torch_warnings::WarningHandlerGuard warnings(owner.warning_handler());
+  std::vector<Arrival> room;
   base::MutexLock lock(mutex_);
   news_ = true;
   if (unprepared) fail(std::move(*unprepared), Plan::kNone);
   for (;;) {
-    take_arrivals();
+    take_arrivals(device, room);
     tell(owner);
     if (wake_others(device)) continue;
     if (!stop_ && !inbox_.empty()) continue;
@@ -295,7 +310,6 @@ void Strand::run_next(std::size_t device, StrandOwner& owner) {
 }
 
 void Strand::run(std::uint32_t index) {
-  Node& node = plan_->node(index);
   NodeTable::Inputs inputs;
   try {
     inputs = nodes_.take_inputs(index);
@@ -305,23 +319,12 @@ void Strand::run(std::uint32_t index) {
   const bool live = nodes_.live(index);
   mutex_.unlock();
   thread_.store(base::this_thread_id(), std::memory_order_relaxed);
-  std::optional<NodeStreams> streams;
-  variable_list outputs;
+  variable_list gradients;
   std::optional<Error> failure;
   try {
-    streams.emplace(node);
-    if (plan_->kind(index) == NodeKind::accumulate) {
-      // Nodes of earlier passes may still read what the leaf's gradient is added to.
-      for (const c10::Stream& stream : streams->streams())
-        order_streams(default_stream(stream), stream);
-    }
-    wait_for(inputs.points, inputs.gradients);
-    outputs = run_alone(index, std::move(inputs.gradients), live);
-    // They are sent later, under the strand's own streams: the default ones, on any thread.
-    if (plan_->kind(index) == NodeKind::recv) streams->leave_with(outputs);
+    gradients = run_alone(index, std::move(inputs), live);
   } catch (...) {
-    failure = failure_of(node);
-    outputs.clear();
+    failure = failure_of(plan_->node(index));
   }
   inputs = {};
   int self = base::this_thread_id();
@@ -329,51 +332,62 @@ void Strand::run(std::uint32_t index) {
   mutex_.lock();
   news_ = true;
   try {
-    if (streams) note_streams(streams->streams());
-    if (!failure) pass_on(index, std::move(outputs));
+    if (!failure) has_run(index, std::move(gradients));
   } catch (...) {
-    if (!failure) failure = failure_of(node);
+    failure = failure_of(plan_->node(index));
   }
   if (failure) fail(std::move(*failure), index);
 }
 
-variable_list Strand::run_alone(std::uint32_t index, variable_list inputs, bool live) {
+variable_list Strand::run_alone(std::uint32_t index, NodeTable::Inputs inputs, bool live) {
   Node& node = plan_->node(index);
+  const NodeKind kind = plan_->kind(index);
   const GradientSink sink{*store_, plan_->inputs()};
-  switch (plan_->kind(index)) {
-    case NodeKind::accumulate:
-      run_leaf(static_cast<AccumulateGrad&>(node), std::move(inputs), sink);
-      return {};
-    case NodeKind::recv:
-      return live ? run_recv(plan_->recv(index), std::move(inputs), sink) : std::move(inputs);
-    case NodeKind::send:
-    case NodeKind::plain:
-      break;
+  NodeStreams streams(node);
+  if (!streams.streams().empty()) {
+    base::MutexLock lock(mutex_);
+    note_streams(streams.streams());
   }
-  variable_list outputs = plan_->kind(index) == NodeKind::send
-                              ? run_send(plan_->send(index), std::move(inputs), flags_, sink)
-                              : run_node(node, std::move(inputs), flags_, sink);
+  // Nodes of earlier passes may still read what the leaf's gradient is added to.
+  if (kind == NodeKind::accumulate) {
+    for (const c10::Stream& stream : streams.streams())
+      order_streams(default_stream(stream), stream);
+  }
+  wait_for(inputs.points, inputs.gradients);
+  if (kind == NodeKind::accumulate) {
+    run_leaf(static_cast<AccumulateGrad&>(node), std::move(inputs.gradients), sink);
+    return {};
+  }
+  if (kind == NodeKind::recv) {
+    variable_list gradients = std::move(inputs.gradients);
+    if (live) gradients = run_recv(plan_->recv(index), std::move(gradients), sink);
+    // They are sent later, under the strand's own streams: the default ones, on any thread.
+    streams.leave_with(gradients);
+    return gradients;
+  }
+  variable_list outputs =
+      kind == NodeKind::send
+          ? run_send(plan_->send(index), std::move(inputs.gradients), flags_, sink)
+          : run_node(node, std::move(inputs.gradients), flags_, sink);
   const auto edges = plan_->edges(index);
-  for (std::size_t i = 0; i < edges.size(); ++i) {
-    if (edges[i].node == Plan::kNone) outputs[i] = at::Tensor();  // not under the lock
+  for (std::uint32_t i = 0; i < edges.size(); ++i) {
+    if (edges[i].node != Plan::kNone)
+      nodes_.put(edges[i].node, edges[i].input, std::move(outputs[i]));
   }
-  return outputs;
+  return {};
 }
 
-// Under the streams of the node, which made them.
-void Strand::pass_on(std::uint32_t index, variable_list outputs) {
+void Strand::has_run(std::uint32_t index, variable_list gradients) {
   const NodeKind kind = plan_->kind(index);
   if (kind == NodeKind::recv) {
-    leaving_.push_back({index, std::move(outputs), nodes_.unreached_inputs(index)});
+    leaving_.push_back({index, std::move(gradients), nodes_.unreached_inputs(index)});
   } else if (kind != NodeKind::accumulate) {
     const Positions* const unreached =
         kind == NodeKind::send ? nodes_.unreached_by_message(index) : nullptr;
     const auto edges = plan_->edges(index);
     for (std::uint32_t i = 0; i < edges.size(); ++i) {
       if (edges[i].node == Plan::kNone) continue;
-      nodes_.put(edges[i].node, edges[i].input, std::move(outputs[i]));
-      nodes_.deliver(edges[i],
-                     unreached && unreached->has(i) ? Reach::unreached : Reach::live);
+      nodes_.deliver(edges[i], unreached && unreached->has(i) ? Reach::unreached : Reach::live);
     }
   }
   nodes_.has_run();

@@ -64,8 +64,8 @@ class StrandOwner {
 // each device's in slices that the Executor runs for it, so what takes long on the CPU does not
 // delay what is launched on a device. Thread contract: deliver(), kill() and stop() from any thread;
 // seed() before start(). Held by its pass and by its slices, which keep the pass alive while they
-// run. What is known of the nodes is under one lock, which is not held while one runs, while the
-// owner is called or when gradients end; sums of gradients are made under it.
+// run. Its lock is held for moments only: not while a node runs, gradients are added or end, or the
+// owner is called.
 class Strand : public std::enable_shared_from_this<Strand> {
  public:
   Strand(std::shared_ptr<const Plan> plan, RunFlags flags, std::shared_ptr<GradientStore> store,
@@ -109,7 +109,7 @@ class Strand : public std::enable_shared_from_this<Strand> {
   // The slices of one device: one at a time.
   struct Slices {
     bool scheduled = false;  // one is waiting for its thread, or running
-    bool in_node = false;    // it runs a node
+    bool in_node = false;    // it runs a node, or adds what has come
   };
   // Gradients of a recv node that has run.
   struct Leaving {
@@ -131,7 +131,8 @@ class Strand : public std::enable_shared_from_this<Strand> {
   // REQUIRES: scheduled, which the caller has set. It is taken back if this throws.
   void schedule(std::size_t device) STITCH_EXCLUDES(mutex_);
   void run_slice(StrandOwner& owner, std::size_t device) STITCH_EXCLUDES(mutex_);
-  void take_arrivals() STITCH_REQUIRES(mutex_);
+  // `room` is used for it, and empty before and after.
+  void take_arrivals(std::size_t device, std::vector<Arrival>& room) STITCH_REQUIRES(mutex_);
   // Runs what is ready on other devices, which have no slice. True if the lock was released.
   bool wake_others(std::size_t device) STITCH_REQUIRES(mutex_);
   void run_next(std::size_t device, StrandOwner& owner) STITCH_REQUIRES(mutex_);
@@ -148,9 +149,12 @@ class Strand : public std::enable_shared_from_this<Strand> {
   // Has sent what waits, where nothing is ready on this device. True if the lock was released.
   bool tell_partly_quiet(StrandOwner& owner) STITCH_REQUIRES(mutex_);
   void run(std::uint32_t index) STITCH_REQUIRES(mutex_);
-  // Runs the node: its gradients, none for a leaf.
-  [[nodiscard]] variable_list run_alone(std::uint32_t index, variable_list inputs, bool live);
-  void pass_on(std::uint32_t index, variable_list outputs) STITCH_REQUIRES(mutex_);
+  // Runs the node, adds its gradients to the inputs of the next ones and returns the rest: those of
+  // a recv node.
+  [[nodiscard]] variable_list run_alone(std::uint32_t index, NodeTable::Inputs inputs, bool live)
+      STITCH_EXCLUDES(mutex_);
+  // Counts what run_alone() has added as delivered.
+  void has_run(std::uint32_t index, variable_list gradients) STITCH_REQUIRES(mutex_);
   void note_streams(const std::vector<c10::Stream>& streams) STITCH_REQUIRES(mutex_);
   void fail(Error error, std::uint32_t node) STITCH_REQUIRES(mutex_);
 
@@ -166,15 +170,14 @@ class Strand : public std::enable_shared_from_this<Strand> {
   std::atomic<int> thread_{0};
 
   base::Mutex mutex_;
-  NodeTable nodes_ STITCH_GUARDED_BY(mutex_);
+  NodeTable nodes_;  // all but NodeTable::put() under mutex_
   std::vector<Slices> slices_ STITCH_GUARDED_BY(mutex_);  // by device
   std::vector<Arrival> inbox_ STITCH_GUARDED_BY(mutex_);
-  std::vector<Arrival> taken_now_ STITCH_GUARDED_BY(mutex_);
   std::vector<Leaving> leaving_ STITCH_GUARDED_BY(mutex_);
   std::vector<c10::Stream> used_streams_ STITCH_GUARDED_BY(mutex_);  // since it was last quiet
   std::optional<Failure> failure_ STITCH_GUARDED_BY(mutex_);         // to be told
   std::uint64_t taken_ STITCH_GUARDED_BY(mutex_) = 0;
-  int running_ STITCH_GUARDED_BY(mutex_) = 0;              // nodes, or about to
+  int running_ STITCH_GUARDED_BY(mutex_) = 0;  // slices that run a node, or add what has come
   bool owner_called_ STITCH_GUARDED_BY(mutex_) = false;    // by a slice, now
   bool gave_gradients_ STITCH_GUARDED_BY(mutex_) = false;  // to the owner, ever
   bool unsent_ STITCH_GUARDED_BY(mutex_) = false;          // since it was last told to send
