@@ -50,6 +50,9 @@ class Rendezvous {
 
  private:
   using Timeout = transport::Store::Timeout;
+  static constexpr std::int64_t kNoRank = Options::kFromLauncher;
+  static constexpr std::size_t kMaxShown = 127;  // of a text from the store
+
   [[nodiscard]] std::string key(const std::string& name) const;
   [[nodiscard]] std::string slot_key(const char* name, std::int64_t slot) const;
   [[nodiscard]] std::optional<std::vector<std::string>> read_members(
