@@ -59,6 +59,7 @@ class Entrance {
   std::shared_ptr<Agent> enter();
 
  private:
+  // Null when the founding has been given up.
   std::shared_ptr<Agent> found(Rendezvous& rendezvous,
                                const std::vector<Rendezvous::Founder>& founders);
   // Becomes a member as `info`, with a higher epoch where members know one that the store has lost.
@@ -124,6 +125,7 @@ std::shared_ptr<Agent> Entrance::enter() {
     start_over();
     return lives;
   };
+  Rendezvous rendezvous(options_, *store_, opened_.server != nullptr, deadline_);
   for (;;) {
     start_over();
     const auto record = running.find(reach);
@@ -139,9 +141,9 @@ std::shared_ptr<Agent> Entrance::enter() {
         continue;
       }
     }
-    Rendezvous rendezvous(options_, *store_, opened_.server != nullptr, deadline_);
     const auto founders = rendezvous.meet(self_, [&] { return running.is_recorded(); });
-    if (founders) return keep(found(rendezvous, *founders));
+    if (!founders) continue;
+    if (auto founder = found(rendezvous, *founders)) return keep(std::move(founder));
   }
 }
 
@@ -166,7 +168,7 @@ void Entrance::be(const WorkerInfo& info) {
 
 std::shared_ptr<Agent> Entrance::found(Rendezvous& rendezvous,
                                        const std::vector<Rendezvous::Founder>& founders) {
-  const WorkerInfo info = rendezvous.self(unused_);
+  const WorkerInfo info = rendezvous.self(std::exchange(unused_, std::nullopt));
   be(info);
   std::vector<MemberRecord> members;
   for (const auto& founder : founders) members.push_back(founder.record);
@@ -174,16 +176,26 @@ std::shared_ptr<Agent> Entrance::found(Rendezvous& rendezvous,
   record.number = rendezvous.world_number();
   record.size = options_.world_size;
   const MemberCard own = listen(info, record.number, members);
-  for (auto& card : rendezvous.exchange(own)) record.entries.push_back({std::move(card), true});
+  auto cards = rendezvous.exchange(own);
+  if (!cards) {
+    peers_ = nullptr;  // nobody will connect
+    return nullptr;
+  }
+  for (auto& card : *cards) record.entries.push_back({std::move(card), true});
   auto agent = start(own, record, false);
-  try {
-    rendezvous.finish(record);
-  } catch (...) {
-    // It serves already, and init() will not return it.
+  // It serves already, and init() may not return it.
+  const auto end = [&] {
     static_cast<void>(agent->shutdown(false, std::chrono::nanoseconds(0)));
+    keeper_ = nullptr;
+  };
+  try {
+    if (rendezvous.finish(record)) return agent;
+  } catch (...) {
+    end();
     throw;
   }
-  return agent;
+  end();
+  return nullptr;
 }
 
 bool Entrance::lives(const WorldRecord& record) {

@@ -26,11 +26,12 @@ constexpr std::chrono::seconds kRecordingTime{1};
 }  // namespace
 
 Rendezvous::Rendezvous(const Options& options, Store& store, bool hosts,
-                       steady_clock::time_point deadline)
+                       steady_clock::time_point deadline, milliseconds silent_time)
     : options_(options),
       store_(store),
       hosts_(hosts),
       deadline_(deadline),
+      silent_time_(silent_time),
       founders_(options.world_size.min()) {}
 
 std::string Rendezvous::key(const std::string& name) const {
@@ -41,50 +42,68 @@ std::string Rendezvous::slot_key(const char* name, std::int64_t slot) const {
   return key(std::string(name) + '/' + std::to_string(slot));
 }
 
+// The decimal number there; 0 where there is none.
+std::int64_t Rendezvous::count(const std::string& key) {
+  std::int64_t number = 0;
+  if (const auto text = store_.try_get(key))
+    std::from_chars(text->data(), text->data() + text->size(), number);
+  return number;
+}
+
 std::optional<std::vector<Rendezvous::Founder>> Rendezvous::meet(
     MemberRecord self, const std::function<bool()>& recorded) {
+  records_.clear();
+  ids_.clear();
+  answered_ = 0;
+  last_look_ = steady_clock::now();
+  superseded_.reset();
+  const std::string own = self.encode();  // before others wait for it
   generation_ = store_.add(world_key::kGeneration, 0);
   slot_ = store_.add(key("arrived"), 1) - 1;
-  std::optional<steady_clock::time_point> superseded;
   const auto too_late = [&] {
-    if (!recorded()) {
-      if (!is_superseded()) return false;
-      // Its world may be about to be recorded.
-      if (!superseded) superseded = steady_clock::now();
-      if (steady_clock::now() - *superseded < kRecordingTime) return false;
-    }
+    if (!recorded() && !is_given_up()) return false;
     // This worker's slot would be missing in the founding that follows.
     supersede();
     return true;
   };
   if (slot_ >= founders_) {
-    if (in_time(too_late)) return std::nullopt;
-    tell_the_others({});
+    if (in_time(self, too_late)) return std::nullopt;
+    tell_the_others({}, nullptr);
     throw Error(ErrorCode::invalid_argument,
                 "worker \"" + self.name + "\" is one too many: the world of " +
                     options_.world_size.str() + " at " + store_.describe() + " is full");
   }
-  store_.set(slot_key("member", slot_), self.encode());
+  store_.set(slot_key("member", slot_), own);
   try {
-    const auto texts = read_members(too_late);
-    if (!texts) return std::nullopt;
-    records_.clear();
-    for (const auto& text : *texts) records_.push_back(MemberRecord::decode(text));
+    if (!read_members(self, too_late)) return std::nullopt;
   } catch (const Error& error) {
     if (error.code() != ErrorCode::timeout) throw;
-    throw Error(ErrorCode::timeout, "worker \"" + self.name + "\" waited " +
-                                        std::to_string(options_.init_timeout / milliseconds(1)) +
-                                        " ms for a world of " + options_.world_size.str() + " at " +
-                                        store_.describe() +
-                                        ": only these arrived: " + arrived_names());
+    const std::string arrived = arrived_names();
+    supersede();  // the others, if they wait for longer, would wait for this worker
+    throw Error(ErrorCode::timeout,
+                "worker \"" + self.name + "\" waited " +
+                    std::to_string(options_.init_timeout / milliseconds(1)) +
+                    " ms for a world of " + options_.world_size.str() + " at " + store_.describe() +
+                    ": only these arrived: " + arrived +
+                    (silent_.empty() ? "" : "; " + silent_ + " had arrived before"));
   }
+  std::optional<Error> objection;
+  std::set<std::int64_t> doubled;
   try {
     for (const auto& record : records_) check_member(record);
     assign_ids();
+    doubled = slots_in_one_place();
     check(records_);
-  } catch (const Error&) {
-    tell_the_others(records_);
-    throw;
+  } catch (const Error& error) {
+    objection = error;
+  }
+  if (objection) {
+    if (!all_live(doubled)) {
+      supersede();
+      return std::nullopt;
+    }
+    tell_the_others(records_, &*objection);
+    throw Error(*objection);
   }
   std::vector<Founder> founders;
   for (std::size_t i = 0; i < records_.size(); ++i) founders.push_back({ids_[i], records_[i]});
@@ -113,7 +132,7 @@ std::uint64_t Rendezvous::world_number() {
   return number;
 }
 
-std::vector<MemberCard> Rendezvous::exchange(const MemberCard& own) {
+std::optional<std::vector<MemberCard>> Rendezvous::exchange(const MemberCard& own) {
   base::Bytes bytes;
   base::ByteWriter out(bytes);
   own.write(out);
@@ -123,9 +142,10 @@ std::vector<MemberCard> Rendezvous::exchange(const MemberCard& own) {
   // Key after key: a wait for all of them would have the store keep the keys of all workers for all
   // workers.
   for (std::int64_t i = 0; i < founders_; ++i) {
-    const std::string text =
+    const auto text =
         await(slot_key("card", i), static_cast<std::size_t>(i), "publish its addresses");
-    base::ByteReader in(std::as_bytes(std::span(text)), "card of a member");
+    if (!text) return std::nullopt;
+    base::ByteReader in(std::as_bytes(std::span(*text)), "card of a member");
     cards.push_back(MemberCard::read(in));
     const auto slot = static_cast<std::size_t>(i);
     if (cards.back().info.id != ids_[slot] || cards.back().info.name != records_[slot].name)
@@ -139,45 +159,70 @@ std::vector<MemberCard> Rendezvous::exchange(const MemberCard& own) {
   return cards;
 }
 
-void Rendezvous::finish(const WorldRecord& record) {
+bool Rendezvous::finish(const WorldRecord& record) {
   if (record.entries.front().card.info.id == ids_[static_cast<std::size_t>(slot_)]) {
-    record_world(record);
+    if (!record_world(record)) return false;
     store_.set(key("recorded"), "1");
   } else {
     const auto first = std::find(ids_.begin(), ids_.end(), record.entries.front().card.info.id);
-    static_cast<void>(
-        await(key("recorded"), static_cast<std::size_t>(first - ids_.begin()), "record the world"));
+    const auto recorded =
+        await(key("recorded"), static_cast<std::size_t>(first - ids_.begin()), "record the world");
+    if (!recorded) {
+      // That worker may have died right after it.
+      const auto there = store_.try_get(world_key::kWorld);
+      if (!there || there->empty() || WorldRecord::decode(*there).number != record.number)
+        return false;
+    }
   }
   if (store_.add(key("read"), 1) >= founders_) erase_keys();
+  return true;
 }
 
-// By the founder with the lowest id.
-void Rendezvous::record_world(const WorldRecord& record) {
+// By the founder with the lowest id. False: the others have given this founding up, or another
+// world has come to run here. A founder that gives it up at this moment finds the record.
+bool Rendezvous::record_world(const WorldRecord& record) {
+  if (is_superseded()) return false;
   const std::string text = record.encode();
   // First: who dies in between leaves no old founding to the next one.
   store_.add(world_key::kGeneration, 1);
   const auto there = store_.try_get(world_key::kWorld);
   const bool free = !there || there->empty();
-  if (!free || store_.compare_and_set(world_key::kWorld, there, text) != text) {
-    throw Error(ErrorCode::disconnected, "worker \"" + options_.name +
-                                             "\" cannot found a world at " + store_.describe() +
-                                             ": another one has come to run there");
-  }
+  return free && store_.compare_and_set(world_key::kWorld, there, text) == text;
 }
 
-// The value of a key that the founder of `slot` sets. The error says what it was to do.
-std::string Rendezvous::await(const std::string& key, std::size_t slot, const char* what) {
-  try {
-    return store_.get(key, left());
-  } catch (const Error& error) {
-    if (error.code() != ErrorCode::timeout) throw;
-    supersede();
-    throw Error(ErrorCode::timeout, "worker \"" + options_.name +
-                                        "\" waited in vain for worker \"" + records_[slot].name +
-                                        "\" (rank " + std::to_string(records_[slot].rank) +
-                                        ") to " + what + ": it had arrived at " +
-                                        store_.describe() + ", and has ended or hangs")
-        .with_worker(records_[slot].name);
+// The value of a key that the founder of `slot` sets; nothing when the founding has been given up.
+// The error says what it was to do.
+std::optional<std::string> Rendezvous::await(const std::string& key, std::size_t slot,
+                                             const char* what) {
+  constexpr Timeout kInterval = 4 * kLookInterval;  // of all workers of a large world
+  const std::string name = "worker \"" + records_[slot].name + "\"";
+  std::int64_t question = 0;  // none yet
+  auto next_look = steady_clock::now() + kAnswerTime;
+  for (;;) {
+    answer_if_due();
+    const Timeout time = left();
+    try {
+      return store_.get(key, std::min(time, kInterval));
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::timeout) throw;
+    }
+    if (time <= kInterval) {
+      supersede();
+      throw Error(ErrorCode::timeout, "worker \"" + options_.name + "\" waited in vain for " +
+                                          name + " (rank " + std::to_string(records_[slot].rank) +
+                                          ") to " + what + ": it had arrived at " +
+                                          store_.describe() + ", and has ended or hangs")
+          .with_worker(records_[slot].name);
+    }
+    if (is_given_up()) return std::nullopt;
+    if (steady_clock::now() < next_look) continue;
+    if (question != 0 && !has_answered(static_cast<std::int64_t>(slot), question)) {
+      silent_ = name;
+      supersede();
+      return std::nullopt;
+    }
+    question = ask();
+    next_look = steady_clock::now() + silent_time_;
   }
 }
 
@@ -187,63 +232,115 @@ void Rendezvous::supersede() {
                          std::to_string(generation_ + 1));
 }
 
-bool Rendezvous::is_superseded() { return store_.add(world_key::kGeneration, 0) != generation_; }
+bool Rendezvous::is_superseded() { return count(world_key::kGeneration) != generation_; }
+
+// Whether this founding is over, and its world is not about to be recorded. Throws why it has
+// failed, where that is an error for all.
+bool Rendezvous::is_given_up() {
+  if (!is_superseded()) return false;
+  if (const auto failure = store_.try_get(key("failure"))) {
+    store_.add(key("seen"), 1);
+    throw Error(ErrorCode::invalid_argument, base::printable(*failure));
+  }
+  const auto now = steady_clock::now();
+  if (!superseded_) superseded_ = now;
+  return now - *superseded_ >= kRecordingTime;
+}
 
 void Rendezvous::erase_keys() {
   for (std::int64_t i = 0; i < founders_; ++i) {
-    store_.erase(slot_key("member", i));
-    store_.erase(slot_key("card", i));
+    for (const char* name : {"member", "card", "answer"}) store_.erase(slot_key(name, i));
   }
-  for (const char* name : {"number", "read", "arrived", "recorded"}) store_.erase(key(name));
+  for (const char* name : {"number", "read", "arrived", "recorded", "question"})
+    store_.erase(key(name));
 }
 
-// Nothing when it is too late to found a world with these keys.
-std::optional<std::vector<std::string>> Rendezvous::read_members(
-    const std::function<bool()>& too_late) {
-  constexpr Timeout kLookInterval{100};
-  std::vector<std::string> values;
+// The records of all founders. False when it is too late to found a world with these keys, or one
+// of them is of a dead founder.
+bool Rendezvous::read_members(const MemberRecord& self, const std::function<bool()>& too_late) {
+  const std::string own = self.encode();
+  std::set<std::int64_t> rivals;  // in the place of this worker
+  std::optional<steady_clock::time_point> missing;
   for (std::int64_t i = 0; i < founders_;) {
+    answer_if_due();
     const Timeout time = left();
     try {
-      values.push_back(store_.get(slot_key("member", i), std::min(time, kLookInterval)));
+      const std::string text = store_.get(slot_key("member", i), std::min(time, kLookInterval));
+      records_.push_back(MemberRecord::decode(text));
+      // Not a copy of this worker's own: see tell_the_others().
+      if (i != slot_ && text != own && in_one_place(records_.back(), self)) rivals.insert(i);
+      missing.reset();
       ++i;
+      continue;
     } catch (const Error& error) {
       if (error.code() != ErrorCode::timeout || time <= kLookInterval) throw;
-      if (too_late()) return std::nullopt;
+    }
+    if (too_late()) return false;
+    const auto now = steady_clock::now();
+    // The slot has been taken, but there is no record.
+    if (count(key("arrived")) > i && !missing) missing = now;
+    if ((missing && now - *missing >= kRecordTime) || !all_live(std::exchange(rivals, {}))) {
+      supersede();
+      return false;
     }
   }
-  return values;
+  return true;
 }
 
-// Whether a world is recorded soon: this worker has come too late to found it.
-bool Rendezvous::in_time(const std::function<bool()>& too_late) {
+// False: there is no room for this worker, and will be none. True: it has to look again.
+bool Rendezvous::in_time(const MemberRecord& self, const std::function<bool()>& too_late) {
   constexpr milliseconds kPollInterval{10};
   constexpr std::chrono::seconds kFoundingTime{2};
   // An elastic world may still wait for its first workers, and then there is room for more.
-  const auto give_up = options_.world_size.is_elastic()
-                           ? deadline_
-                           : std::min(deadline_, steady_clock::now() + kFoundingTime);
+  const bool elastic = options_.world_size.is_elastic();
+  auto asked = steady_clock::now();
+  auto question = ask();
+  bool looked = false;  // for a former life of this worker
   while (!too_late()) {
-    if (steady_clock::now() >= give_up) return false;
-    std::this_thread::sleep_for(kPollInterval);
+    const auto now = steady_clock::now();
+    const auto waited = now - asked;
+    if (!looked && waited >= kAnswerTime) {
+      looked = true;
+      if (former_life_is_silent(self, question)) {
+        supersede();
+        return true;
+      }
+    }
+    const bool over = now >= deadline_;
+    if (over || waited >= std::min<steady_clock::duration>(silent_time_, kFoundingTime)) {
+      const bool all = all_have_answered(question);
+      const bool silent = !all && (over ? waited >= kAnswerTime : waited >= silent_time_);
+      if (silent) supersede();
+      if (over || (all && !elastic)) return false;
+      if (silent) return true;
+      if (waited >= silent_time_) {
+        asked = now;
+        question = ask();
+        looked = false;
+      }
+    }
+    std::this_thread::sleep_for(waited < kAnswerTime ? kPollInterval : kLookInterval);
   }
   return true;
 }
 
 // The records do not form a world. Workers that expect a larger one wait for more records than will
 // come: they get one of these in each missing place. The worker that hosts the store keeps it until
-// all that arrived have read them, for at most kGracePeriod.
-void Rendezvous::tell_the_others(const std::vector<MemberRecord>& records) {
+// all that arrived have read them, for at most kGracePeriod. `error`: why this founding fails on
+// all workers; those that start afterwards begin another. Null: only this one has no place in it.
+void Rendezvous::tell_the_others(const std::vector<MemberRecord>& records, const Error* error) {
   constexpr std::chrono::seconds kGracePeriod{2};
   constexpr milliseconds kPollInterval{5};
   constexpr std::int64_t kMaxFilled = 4096;
   const auto give_up = std::min(deadline_, steady_clock::now() + kGracePeriod);
   try {
     store_.add(key("seen"), 1);  // how many have read the records: this worker throws after this
+    if (error != nullptr) store_.set(key("failure"), error->what());
     std::int64_t largest = 0;
     for (const auto& record : records) largest = std::max(largest, record.world_size);
     for (std::int64_t i = founders_; i < std::min(largest, kMaxFilled); ++i)
       store_.compare_and_set(slot_key("member", i), std::nullopt, records.front().encode());
+    if (error != nullptr) supersede();
     while (hosts_ && store_.add(key("seen"), 0) < store_.add(key("arrived"), 0) &&
            steady_clock::now() < give_up)
       std::this_thread::sleep_for(kPollInterval);

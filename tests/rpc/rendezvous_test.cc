@@ -6,21 +6,16 @@
 #include <atomic>
 #include <functional>
 #include <map>
-#include <memory>
 #include <set>
 #include <string>
 #include <thread>
 #include <vector>
 
-#include "stitch/base/event_loop.h"
 #include "stitch/rpc/world/admission.h"
 #include "stitch/rpc/world/running_world.h"
-#include "stitch/transport/store/file_store.h"
-#include "stitch/transport/store/hash_store.h"
-#include "stitch/transport/store/tcp_store.h"
+#include "tests/rpc/founding_fixture.h"
 #include "tests/support/contains.h"
 #include "tests/support/error_of.h"
-#include "tests/support/temporary_folder.h"
 
 namespace {
 
@@ -37,17 +32,8 @@ using stitch::rpc::RunningWorld;
 using stitch::rpc::WorldRecord;
 using stitch::testing::contains;
 using stitch::testing::error_of;
-using stitch::transport::Store;
+using stitch::testing::record_of;
 namespace world_key = stitch::rpc::world_key;
-
-MemberRecord record_of(const Options& options) {
-  MemberRecord record;
-  record.name = options.name;
-  record.rank = options.rank;
-  record.world_size = options.world_size.max();
-  record.founders = options.world_size.min();
-  return record;
-}
 
 // The record of a world of "worker0", "worker1", .. whose epochs are all 1.
 WorldRecord world_of(int workers, stitch::WorldSize size) {
@@ -64,75 +50,30 @@ WorldRecord world_of(int workers, stitch::WorldSize size) {
   return record;
 }
 
-class Meeting : public ::testing::TestWithParam<std::string> {
+class Meeting : public stitch::testing::Founding {
  protected:
-  Meeting() {
-    if (GetParam() == "tcp") {
-      stitch::transport::TcpStoreOptions options;
-      server_ = std::make_unique<stitch::transport::TcpStoreServer>(*loop_, options);
-      options.port = server_->port();
-      store_ = stitch::transport::make_tcp_store(*loop_, options);
-    } else {
-      store_ = GetParam() == "file" ? stitch::transport::make_file_store(folder_.path() / "store")
-                                    : stitch::transport::make_hash_store();
-    }
-  }
   ~Meeting() override {
     keeping_ = false;
     if (keeper_.joinable()) keeper_.join();
-    store_ = nullptr;
-    server_ = nullptr;
-    loop_->close();
   }
 
-  Store& store() { return *store_; }
   RunningWorld running(const Options& options, std::chrono::milliseconds answer_timeout = 10s) {
-    return RunningWorld(options, *store_, steady_clock::now() + 20s, answer_timeout);
+    return RunningWorld(options, store(), steady_clock::now() + 20s, answer_timeout);
   }
   // A world with this record runs, as far as the store goes.
   void keep(const WorldRecord& record) {
-    store_->set(world_key::kWorld, record.encode());
+    store().set(world_key::kWorld, record.encode());
     keeping_ = true;
     keeper_ = std::thread([this] {
       while (keeping_) {
-        if (const auto ring = store_->try_get(world_key::kRing))
-          store_->set(world_key::kRung, *ring);
+        if (const auto ring = store().try_get(world_key::kRing))
+          store().set(world_key::kRung, *ring);
         std::this_thread::sleep_for(5ms);
       }
     });
   }
-  // What one founder does; returns the record of the world.
-  WorldRecord found(Options options) {
-    Rendezvous rendezvous(options, *store_, false, steady_clock::now() + 20s);
-    const auto founders = rendezvous.meet(record_of(options), [] { return false; });
-    EXPECT_TRUE(founders);
-    const auto self = rendezvous.self();
-    WorldRecord record;
-    record.number = rendezvous.world_number();
-    record.size = options.world_size;
-    MemberRecord own = record_of(options);
-    own.name = self.name;
-    for (auto& card : rendezvous.exchange({self, {"here:" + self.name}, own.encode()}))
-      record.entries.push_back({std::move(card), true});
-    rendezvous.finish(record);
-    return record;
-  }
-  // All of them at once.
-  std::vector<WorldRecord> found_together(const std::vector<Options>& workers) {
-    std::vector<WorldRecord> records(workers.size());
-    std::vector<std::jthread> threads;
-    for (std::size_t i = 0; i < workers.size(); ++i)
-      threads.emplace_back([&, i] { records[i] = found(workers[i]); });
-    threads.clear();
-    return records;
-  }
 
  private:
-  const stitch::testing::TemporaryFolder folder_;
-  std::unique_ptr<stitch::base::EventLoop> loop_ =
-      std::make_unique<stitch::base::EventLoop>("test-loop");
-  std::unique_ptr<stitch::transport::TcpStoreServer> server_;
-  std::shared_ptr<Store> store_;
   std::atomic<bool> keeping_{false};
   std::thread keeper_;
 };

@@ -1,0 +1,69 @@
+// Which founders of a world live: questions in the store, and answers.
+#include <algorithm>
+#include <thread>
+
+#include "stitch/base/error.h"
+#include "stitch/rpc/world/rendezvous.h"
+
+namespace stitch::rpc {
+
+// Asks all founders. Returns the number of the question.
+std::int64_t Rendezvous::ask() { return store_.add(key("question"), 1); }
+
+// To be called by a founder again and again while it waits.
+void Rendezvous::answer() {
+  last_look_ = Clock::now();
+  const auto question = count(key("question"));
+  if (question <= answered_) return;
+  store_.set(slot_key("answer", slot_), std::to_string(question));
+  answered_ = question;
+}
+
+// The same while it reads what is there, which takes long in a large world.
+void Rendezvous::answer_if_due() {
+  if (Clock::now() - last_look_ >= kLookInterval) answer();
+}
+
+bool Rendezvous::has_answered(std::int64_t slot, std::int64_t question) {
+  return count(slot_key("answer", slot)) >= question;
+}
+
+bool Rendezvous::all_have_answered(std::int64_t question) {
+  for (std::int64_t i = 0; i < founders_; ++i) {
+    if (!has_answered(i, question)) return false;
+  }
+  return true;
+}
+
+// Whether each of these founders answers within kAnswerTime. An answer to any question counts: who
+// has given it may have left since, with the error that all get. What is not known at the deadline
+// is taken for so.
+bool Rendezvous::all_live(const std::set<std::int64_t>& slots) {
+  constexpr std::chrono::milliseconds kPollInterval{10};
+  if (slots.empty()) return true;
+  static_cast<void>(ask());
+  const auto give_up = Clock::now() + kAnswerTime;
+  for (;;) {
+    answer();
+    const bool all = std::all_of(slots.begin(), slots.end(), [&](std::int64_t slot) {
+      return slot == slot_ || has_answered(slot, 1);
+    });
+    const auto now = Clock::now();
+    if (all || now >= deadline_) return true;
+    if (now >= give_up) return false;
+    std::this_thread::sleep_for(kPollInterval);
+  }
+}
+
+// For a worker that has found all slots taken and asked, kAnswerTime ago: whether one of them is in
+// its place and has not answered.
+bool Rendezvous::former_life_is_silent(const MemberRecord& self, std::int64_t question) {
+  for (std::int64_t i = 0; i < founders_; ++i) {
+    const auto text = store_.try_get(slot_key("member", i));
+    if (text && in_one_place(MemberRecord::decode(*text), self) && !has_answered(i, question))
+      return true;
+  }
+  return false;
+}
+
+}  // namespace stitch::rpc
