@@ -333,6 +333,16 @@ std::shared_ptr<Agent> Entrance::start(const MemberCard& own, const WorldRecord&
   return agent;
 }
 
+// Whether the worker that serves this store has ended.
+bool is_lost(transport::Store& store) {
+  try {
+    static_cast<void>(store.try_get(world_key::kWorld));
+    return false;
+  } catch (const Error& error) {
+    return error.code() == ErrorCode::disconnected;
+  }
+}
+
 }  // namespace
 
 std::shared_ptr<Agent> join_world(Options options) {
@@ -344,7 +354,22 @@ std::shared_ptr<Agent> join_world(Options options) {
       options.secret.empty() ? nullptr : transport::SecretKey::stretch(options.secret);
   wipe(options.secret);  // its text is not needed any more
   OpenStore opened = open_store(options, key, loop);
-  return Entrance(options, loop, key, std::move(opened), deadline).enter();
+  const Options given = options;
+  for (;;) {
+    try {
+      return Entrance(options, loop, key, opened, deadline).enter();
+    } catch (const Error& error) {
+      // Where worker 0 has died, its next life serves another store at the same place.
+      const bool may_come_back = opened.served && opened.server == nullptr;
+      if (!may_come_back || error.code() != ErrorCode::disconnected || !is_lost(*opened.store))
+        throw;
+      if (std::chrono::steady_clock::now() >= deadline) throw;
+    }
+    options = given;
+    options.init_timeout = deadline - std::chrono::steady_clock::now();
+    opened = open_store(options, key, loop);
+    options.init_timeout = given.init_timeout;
+  }
 }
 
 }  // namespace stitch::rpc

@@ -5,21 +5,26 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
+#include <memory>
 #include <optional>
 #include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "stitch/base/event_loop.h"
 #include "stitch/rpc/agent/agent.h"
 #include "stitch/rpc/agent/graceful_shutdown.h"
 #include "stitch/rpc/worker.h"
 #include "stitch/rpc/world/world_record.h"
 #include "stitch/transport/store/file_store.h"
 #include "stitch/transport/store/prefix_store.h"
+#include "stitch/transport/store/tcp_store.h"
 
 namespace {
 
@@ -151,6 +156,51 @@ int say_what_is_recorded(const std::string& path) {
   return 0;
 }
 
+void await_key(stitch::transport::Store& store, const std::string& key) {
+  for (int i = 0; i < 6000 && !store.try_get(key); ++i) std::this_thread::sleep_for(5ms);
+}
+
+// Before init() of one of two workers that meet at a file. Worker 0 is killed when it waits for
+// worker 1, which waits until worker 0 has come back and found its own record.
+void begin_founding(const std::string& method, const std::string& folder) {
+  const std::shared_ptr<stitch::transport::Store> store = stitch::transport::make_prefix_store(
+      "stitch", stitch::transport::make_file_store(method.substr(std::string("file://").size())));
+  const std::filesystem::path died = folder + "/died";
+  if (getenv("RANK") == std::string("1")) {
+    await_key(*store, "founding/0/member/1");
+  } else if (!std::filesystem::exists(died)) {
+    std::thread([store, died] {
+      await_key(*store, "founding/0/member/0");
+      std::ofstream(died) << '\n';
+      die();
+    }).detach();
+  }
+}
+
+// The same of three workers whose store worker 0 serves: it is killed when worker 1 waits, too, and
+// worker 2 comes after that.
+void begin_founding_at_a_host(const std::string& method, const std::string& folder) {
+  const std::filesystem::path died = folder + "/died";
+  const std::string rank = getenv("RANK");
+  if (rank == "2") {
+    for (int i = 0; i < 6000 && !std::filesystem::exists(died); ++i)
+      std::this_thread::sleep_for(5ms);
+  } else if (rank == "0" && !std::filesystem::exists(died)) {
+    std::thread([method, died] {
+      stitch::base::EventLoop loop("test-loop");
+      stitch::transport::TcpStoreOptions options;
+      options.port = static_cast<std::uint16_t>(std::atoi(getenv("MASTER_PORT")));
+      options.port_span = 16;
+      options.job = method;
+      const auto store = stitch::transport::make_prefix_store(
+          "stitch", stitch::transport::make_tcp_store(loop, options));
+      await_key(*store, "founding/0/member/1");
+      std::ofstream(died) << '\n';
+      die();
+    }).detach();
+  }
+}
+
 // A worker of an elastic world that no other calls: it tells in files `folder`/NAME when all of
 // `count` are there, in NAME-OTHER-dead of each that is gone, and in NAME-misses-one when fewer
 // than `count` are left. `end`: how it ends itself as soon
@@ -188,6 +238,8 @@ int main(int argc, char** argv) try {
   // The store of the launcher is a file; here worker 0 serves one.
   if (what.starts_with("host"))
     options.init_method = std::string("tcp://127.0.0.1:") + getenv("MASTER_PORT");
+  if (what == "founding" && argc > 2) begin_founding(getenv("STITCH_INIT_METHOD"), argv[2]);
+  if (what == "host founding" && argc > 2) begin_founding_at_a_host(options.init_method, argv[2]);
   auto self = stitch::init(options);
   if (what == "restart") return outlive(self, "worker1", "worker0", "worker2");
   if (what == "host") return outlive(self, "worker0", "worker1", "worker2");
@@ -203,7 +255,7 @@ int main(int argc, char** argv) try {
     serve();
     return 0;
   }
-  if (what == "meet") {
+  if (what == "meet" || what == "founding" || what == "host founding") {
     self.barrier();
     std::printf("%s has met the others, epoch %d\n", self.name().c_str(),
                 static_cast<int>(self.info().epoch));

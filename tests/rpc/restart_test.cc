@@ -65,6 +65,38 @@ TEST(Restarts, TheHostOfTheStoreComesBackWithAWorkerThatHadComeBackBefore) {
   EXPECT_FALSE(contains(run.err(), "stitch:")) << run.err();
 }
 
+// What is killed has not founded a world yet, and no other worker fails for that.
+class WhileFounding : public ::testing::Test {
+ protected:
+  void expect_all_meet(const std::string& workers, const std::string& what) {
+    const auto began = steady_clock::now();
+    RunningCommand run({STITCH_RUN, "-n", workers, "--restarts", "1", MEMBER_PROGRAM, what,
+                        folder_.path().string()},
+                       std::chrono::seconds(100));
+    EXPECT_EQ(run.wait(), 0) << run.out() << run.err();
+    EXPECT_LT(steady_clock::now() - began, std::chrono::seconds(30));
+    for (int rank = 0; rank < std::stoi(workers); ++rank) {
+      const std::string name = "worker" + std::to_string(rank);
+      EXPECT_TRUE(contains(run.out(), name + " has met the others")) << run.out();
+      EXPECT_EQ(contains(run.err(), name), rank == 0) << run.err();
+    }
+    EXPECT_TRUE(contains(run.err(), "worker0 was killed by signal 9 (Killed); restarted (1 of 1)"))
+        << run.err();
+  }
+
+ private:
+  const stitch::testing::TemporaryFolder folder_;
+};
+
+TEST_F(WhileFounding, AKilledWorkerComesBackAndIsNoDuplicateOfItself) {
+  expect_all_meet("2", "founding");
+}
+
+// The others lose their store, and look for the next one.
+TEST_F(WhileFounding, TheKilledHostOfTheStoreServesItAgain) {
+  expect_all_meet("3", "host founding");
+}
+
 // Two workers that meet at a file and are killed, all of them.
 class AllKilled : public ::testing::Test {
  protected:
