@@ -260,7 +260,7 @@ void Rendezvous::erase_keys() {
 bool Rendezvous::read_members(const MemberRecord& self, const std::function<bool()>& too_late) {
   const std::string own = self.encode();
   std::set<std::int64_t> rivals;  // in the place of this worker
-  std::optional<steady_clock::time_point> missing;
+  auto missing_since = steady_clock::time_point::max();
   for (std::int64_t i = 0; i < founders_;) {
     answer_if_due();
     const Timeout time = left();
@@ -269,7 +269,7 @@ bool Rendezvous::read_members(const MemberRecord& self, const std::function<bool
       records_.push_back(MemberRecord::decode(text));
       // Not a copy of this worker's own: see tell_the_others().
       if (i != slot_ && text != own && in_one_place(records_.back(), self)) rivals.insert(i);
-      missing.reset();
+      missing_since = steady_clock::time_point::max();
       ++i;
       continue;
     } catch (const Error& error) {
@@ -278,8 +278,9 @@ bool Rendezvous::read_members(const MemberRecord& self, const std::function<bool
     if (too_late()) return false;
     const auto now = steady_clock::now();
     // The slot has been taken, but there is no record.
-    if (count(key("arrived")) > i && !missing) missing = now;
-    if ((missing && now - *missing >= kRecordTime) || !all_live(std::exchange(rivals, {}))) {
+    if (count(key("arrived")) > i) missing_since = std::min(missing_since, now);
+    const bool too_long = missing_since < now && now - missing_since >= kRecordTime;
+    if (too_long || !all_live(std::exchange(rivals, {}))) {
       supersede();
       return false;
     }
