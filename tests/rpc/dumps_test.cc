@@ -71,10 +71,13 @@ TEST(Dumps, SayWhatIsMadeServedAndWaitedFor) {
   while (cluster[1].debug_info().at("rpc.calls_served") == 0) stitch::rpc_sync<one>("worker1");
   std::string made;
   std::string served;
-  // The handler begins to wait soon after it has arrived.
-  for (int i = 0; i < 1000 && table_of(served, "threads that wait").find("waits_for_the_gate") ==
-                                  std::string::npos;
-       ++i) {
+  // The handler begins to wait soon after it has arrived, and its caller notes soon that it has
+  // left.
+  const auto complete = [&] {
+    return table_of(made, "calls made").find("waits for an answer") != std::string::npos &&
+           table_of(served, "threads that wait").find("waits_for_the_gate") != std::string::npos;
+  };
+  for (int i = 0; i < 1000 && !complete(); ++i) {
     made = text_of(cluster[0].dump(folder.path()));
     served = text_of(cluster[1].dump(folder.path()));
   }
