@@ -17,7 +17,7 @@
 #include "stitch/dist_autograd/pass.h"
 #include "stitch/dist_autograd/roots.h"
 #include "stitch/rpc/agent/torch_state.h"
-#include "stitch/rpc/future/current_streams.h"
+#include "stitch/rpc/future/default_streams.h"
 #include "stitch/rpc/message/archive.h"
 #include "stitch/rpc/message/frame_kinds.h"
 #include "stitch/rpc/message/tensor_codec.h"
@@ -129,7 +129,7 @@ void Engine::backward(const std::shared_ptr<ContextState>& context, std::vector<
     }
     pass.replay_warnings();
     // The pass has ordered the default streams after all that its nodes do here.
-    if (const auto streams = rpc::StreamSet::current()) streams->wait_for_default();
+    rpc::current_streams_wait_for_default();
   };
   const auto run = [&](bool drive) {
     Promise<void> promise;

@@ -43,8 +43,7 @@ void Pass::prepare(std::vector<Edge> roots, LeafSet inputs) {
         [this](c10::Device device, base::UniqueFunction<void()> slice) {
           execute(device, std::move(slice));
         },
-        weak_from_this(),
-        std::move(fresh));
+        weak_from_this(), std::move(fresh));
     auto graph = make_pass_graph(plan_, context_->id(), agent_->self().id);
     base::MutexLock lock(mutex_);
     protocol_.set_graph(std::move(graph));

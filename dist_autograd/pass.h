@@ -163,8 +163,8 @@ class Pass final : public StrandOwner, public std::enable_shared_from_this<Pass>
   void complete() STITCH_EXCLUDES(mutex_);
   void expire() STITCH_EXCLUDES(mutex_);
   void stop_strand() STITCH_EXCLUDES(mutex_);
-  // Runs a slice of the strand: on the thread of its device; for the CPU, on this thread if that has
-  // collected work of the pass to do.
+  // Runs a slice of the strand: on the thread of its device; for the CPU, on this thread if that
+  // has collected work of the pass to do.
   void execute(c10::Device device, base::UniqueFunction<void()> slice);
   [[nodiscard]] Error found_here(const Error& error) const noexcept;
 

@@ -29,6 +29,8 @@ using OwnersStep = std::function<Future<std::int64_t>()>;
 [[nodiscard]] Future<std::vector<std::int64_t>> start_steps(const std::vector<OwnersStep>& steps);
 // How many parameters all owners together have stepped.
 [[nodiscard]] std::int64_t sum_of(const std::vector<std::int64_t>& stepped);
+// Waits for them. This thread's current streams then run after the steps of its own worker.
+[[nodiscard]] std::int64_t sum_when_done(const Future<std::vector<std::int64_t>>& stepped);
 
 // What backward_and_step() of backward_and_step.h does.
 std::int64_t backward_and_steps(const dist_autograd::ContextHandle& context,
@@ -104,12 +106,13 @@ class DistributedOptimizer {
   // Steps with the gradients that `context` has gathered, and waits until all owners have. Returns
   // how many parameters were stepped: those that have a gradient in the context. Throws the first
   // owner's error, counting the others: `cancelled` when the context has ended, the context's own
-  // error when a pass in it failed.
+  // error when a pass in it failed. On devices of this worker the steps come after what this
+  // thread's current streams have queued, and before what these are given afterwards.
   std::int64_t step(const dist_autograd::ContextHandle& context) {
-    return sum_of(start(context).get());
+    return sum_when_done(start(context));
   }
   // The same without waiting. The context must not end before the future is ready: owners that
-  // know of its end refuse to step.
+  // know of its end refuse to step. Once it is ready, the default streams come after the steps.
   [[nodiscard]] Future<std::int64_t> step_async(const dist_autograd::ContextHandle& context) {
     return start(context).then(&sum_of);
   }

@@ -9,6 +9,7 @@
 
 #include "stitch/dist_autograd/at_settled.h"
 #include "stitch/dist_optim/distributed_optimizer.h"
+#include "stitch/rpc/future/default_streams.h"
 
 namespace stitch::optim {
 
@@ -86,7 +87,14 @@ std::int64_t sum_of(const std::vector<std::int64_t>& stepped) {
   return std::accumulate(stepped.begin(), stepped.end(), std::int64_t{0});
 }
 
+std::int64_t sum_when_done(const Future<std::vector<std::int64_t>>& stepped) {
+  const std::int64_t sum = sum_of(stepped.get());
+  rpc::current_streams_wait_for_default();
+  return sum;
+}
+
 Future<std::vector<std::int64_t>> start_steps(const std::vector<OwnersStep>& steps) {
+  rpc::default_streams_wait_for_current();
   std::vector<Future<std::int64_t>> started;
   started.reserve(steps.size());  // what has been started is not forgotten
   std::optional<Error> not_started;
@@ -134,6 +142,7 @@ std::int64_t backward_and_steps(const dist_autograd::ContextHandle& context,
                                 std::vector<at::Tensor> losses,
                                 const dist_autograd::Options& options,
                                 std::vector<OwnersStep> steps) {
+  rpc::default_streams_wait_for_current();
   const auto settled = std::make_shared<SettledSteps>(std::move(steps));
   std::optional<Error> failure;
   try {
@@ -144,13 +153,14 @@ std::int64_t backward_and_steps(const dist_autograd::ContextHandle& context,
     if (!settled->announced()) throw;
     failure = to_error(std::current_exception());
   }
-  return sum_of(settled->outcome(failure).get());
+  return sum_when_done(settled->outcome(failure));
 }
 
 Future<std::int64_t> backward_and_steps_async(const dist_autograd::ContextHandle& context,
                                               std::vector<at::Tensor> losses,
                                               const dist_autograd::Options& options,
                                               std::vector<OwnersStep> steps) {
+  rpc::default_streams_wait_for_current();
   const auto settled = std::make_shared<SettledSteps>(std::move(steps));
   return context.backward_async(std::move(losses), options, settled)
       .then([settled](const Future<void>& pass) {

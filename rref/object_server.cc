@@ -9,6 +9,7 @@
 #include "stitch/base/deadline.h"
 #include "stitch/base/demangle.h"
 #include "stitch/rpc/agent/agent.h"
+#include "stitch/rpc/future/default_streams.h"
 #include "stitch/rpc/future/execution_context.h"
 #include "stitch/rref/argument_resolver.h"
 #include "stitch/rref/creation_answers.h"
@@ -145,6 +146,8 @@ class SharedBox final : public OwnedBox {
 
 HandlePtr ObjectServer::own(rpc::OwnedObject value) const {
   static_cast<void>(rrefs_->require_agent());
+  // Calls that bring no tensor to a device use it under the default streams, and a fetch does.
+  rpc::default_streams_wait_for_current();
   // While this worker has not shut down.
   static_cast<void>(rrefs_->known_info_of(rrefs_->lifetime().self()));
   auto handle = std::make_shared<Handle>(rrefs_);

@@ -48,8 +48,8 @@ struct ReadyInput {
 void wait_for(const std::vector<ReadyInput>& points, const variable_list& inputs);
 
 // Gradients on devices that wait in the inputs of the nodes of a pass: each input has a point at
-// which it is ready, and the node that gets it waits for that alone. Thread contract: for each node,
-// one thread at a time.
+// which it is ready, and the node that gets it waits for that alone. Thread contract: for each
+// node, one thread at a time.
 class DeviceInputs {
  public:
   DeviceInputs() = default;

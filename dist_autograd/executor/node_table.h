@@ -65,8 +65,8 @@ class NodeTable {
   // Whether each node has run, or is known to be dead.
   [[nodiscard]] bool resolved() const;
 
-  // Everything that waits; nobody puts anything meanwhile. What it refers to may run code of the user
-  // as it ends: no lock is to be held then.
+  // Everything that waits; nobody puts anything meanwhile. What it refers to may run code of the
+  // user as it ends: no lock is to be held then.
   struct Dropped {
     std::vector<variable_list> slots;
     DeviceInputs on_devices;

@@ -62,10 +62,10 @@ class StrandOwner {
 // Runs the nodes of one pass on one worker, each once and only when its inputs are complete: those
 // of the CPU one at a time, and so those of each device. Nodes of several devices run side by side,
 // each device's in slices that the Executor runs for it, so what takes long on the CPU does not
-// delay what is launched on a device. Thread contract: deliver(), kill() and stop() from any thread;
-// seed() before start(). Held by its pass and by its slices, which keep the pass alive while they
-// run. Its lock is held for moments only: not while a node runs, gradients are added or end, or the
-// owner is called.
+// delay what is launched on a device. Thread contract: deliver(), kill() and stop() from any
+// thread; seed() before start(). Held by its pass and by its slices, which keep the pass alive
+// while they run. Its lock is held for moments only: not while a node runs, gradients are added or
+// end, or the owner is called.
 class Strand : public std::enable_shared_from_this<Strand> {
  public:
   Strand(std::shared_ptr<const Plan> plan, RunFlags flags, std::shared_ptr<GradientStore> store,
@@ -170,7 +170,7 @@ class Strand : public std::enable_shared_from_this<Strand> {
   std::atomic<int> thread_{0};
 
   base::Mutex mutex_;
-  NodeTable nodes_;  // all but NodeTable::put() under mutex_
+  NodeTable nodes_;                                       // all but NodeTable::put() under mutex_
   std::vector<Slices> slices_ STITCH_GUARDED_BY(mutex_);  // by device
   std::vector<Arrival> inbox_ STITCH_GUARDED_BY(mutex_);
   std::vector<Leaving> leaving_ STITCH_GUARDED_BY(mutex_);

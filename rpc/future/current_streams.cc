@@ -1,11 +1,14 @@
 #include "stitch/rpc/future/current_streams.h"
 
-#include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 
+#include "stitch/rpc/future/default_streams.h"
+#include "stitch/rpc/future/device_event.h"
 #include "stitch/rpc/future/execution_context.h"
+#include "stitch/transport/gpu/gpu_libraries.h"
+#include "stitch/transport/gpu/relaxed_capture.h"
 
 namespace stitch::rpc {
 
@@ -25,10 +28,20 @@ void for_each_device_in_use(F f) {
 
 // Has `later` run what is queued from now on after what `earlier`, of the same device, has now.
 void order(const c10::Stream& earlier, const c10::Stream& later) {
-  if (earlier == later || cuda().queryStream(earlier)) return;
-  c10::Event event(c10::kCUDA);
-  event.record(earlier);
-  event.block(later);
+  if (earlier == later) return;
+  const transport::gpu::RelaxedCapture relaxed(transport::gpu::GpuLibraries::of_process().cuda());
+  if (!cuda().queryStream(earlier)) DeviceEvent(earlier).block(later);
+}
+
+// Calls f(current, default) for each device on which these differ. No device is touched for it.
+template <class F>
+void for_each_other_stream(F f) {
+  for (int index = cuda_device_count(); index-- > 0;) {
+    const c10::Device device(c10::kCUDA, static_cast<c10::DeviceIndex>(index));
+    const c10::Stream current = cuda().getStream(device);
+    const c10::Stream standard = cuda().getDefaultStream(device);
+    if (current != standard) f(current, standard);
+  }
 }
 
 }  // namespace
@@ -41,6 +54,16 @@ int cuda_device_count() noexcept {
 void note_device_in_use(c10::Device device) noexcept {
   const std::uint64_t bit = std::uint64_t{1} << static_cast<unsigned>(device.index());
   if ((devices_in_use.load(std::memory_order_relaxed) & bit) == 0) devices_in_use.fetch_or(bit);
+}
+
+void default_streams_wait_for_current() {
+  for_each_other_stream(
+      [](const c10::Stream& current, const c10::Stream& standard) { order(current, standard); });
+}
+
+void current_streams_wait_for_default() {
+  for_each_other_stream(
+      [](const c10::Stream& current, const c10::Stream& standard) { order(standard, current); });
 }
 
 std::shared_ptr<const StreamSet> StreamSet::from_pool() {

@@ -33,6 +33,8 @@ Error device_error(const std::string& what, const std::exception& exception) {
 void DeviceGate::add(const c10::Stream& stream) {
   const transport::gpu::RelaxedCapture relaxed(cuda_of_process());
   try {
+    // On its device: a thread that has none would create a context on the first one.
+    const c10::DeviceGuard on(stream.device());
     if (c10::impl::VirtualGuardImpl(stream.device_type()).queryStream(stream)) return;
     c10::Event event(stream.device_type());
     event.record(stream);
@@ -51,13 +53,12 @@ bool DeviceGate::open() {
   const transport::gpu::RelaxedCapture relaxed(cuda_of_process());
   while (!marks_.empty()) {
     try {
-      // On its device: a thread that has none would create a context on the first one.
-      const c10::DeviceGuard on(marks_.back().device);
+      const c10::DeviceGuard on(marks_.back().device);  // likewise
       if (!marks_.back().event.query()) return false;
+      marks_.pop_back();
     } catch (const std::exception& exception) {
       throw device_error("device " + marks_.back().device.str() + " has failed", exception);
     }
-    marks_.pop_back();
   }
   return true;
 }

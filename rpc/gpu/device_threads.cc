@@ -23,9 +23,8 @@ bool DeviceThreads::post(c10::Device device, base::UniqueFunction<void()>& task)
 bool DeviceThreads::on_this_thread() const {
   if (!any_.load(std::memory_order_relaxed)) return false;
   base::MutexLock lock(mutex_);
-  return std::any_of(pools_.begin(), pools_.end(), [](const auto& each) {
-    return each.second && each.second->on_pool_thread();
-  });
+  return std::any_of(pools_.begin(), pools_.end(),
+                     [](const auto& each) { return each.second && each.second->on_pool_thread(); });
 }
 
 bool DeviceThreads::close_until(std::chrono::steady_clock::time_point deadline) {

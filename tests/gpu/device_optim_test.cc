@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "stitch/dist_autograd/context.h"
+#include "stitch/dist_optim/backward_and_step.h"
 #include "stitch/dist_optim/distributed_optimizer.h"
 #include "stitch/dist_optim/sparse_optimizers.h"
 #include "stitch/rpc/gpu/device_bridge.h"
@@ -273,6 +274,27 @@ void expect_to_go_on_from_a_checkpoint(const OptionsOf<Optimizer>& options) {
   step_once(here, oracle, 2);
   EXPECT_EQ(fake::row_updates(), before + 1);  // the state is on the device again
   EXPECT_TRUE(at::allclose(table.template rpc_sync<&Table::now>(), here.now(), 1e-5, 1e-5));
+}
+
+TEST_F(DeviceOptimizer, StepsAreOrderedWithTheStreamOfTheirCaller) {
+  Cluster cluster(1);
+  const c10::StreamGuard own(fake::pool_stream(device(0)));
+  const at::Tensor parameter =
+      at::ones({kRows}, at::TensorOptions(at::kFloat).device(device(0))).requires_grad_();
+  DistributedOptimizer<SGD> optimizer({stitch::make_rref(parameter)}, SGDOptions(0.5));
+  for (int step = 0; step < 4; ++step) {
+    const autograd::Context context;
+    const at::Tensor loss = (parameter * 2).sum();
+    const at::Tensor before = parameter.detach() * 1;
+    if (step % 2 == 0) {
+      context.backward({loss});
+      EXPECT_EQ(optimizer.step(context), 1);
+    } else {
+      EXPECT_EQ(optim::backward_and_step(context, {loss}, optimizer), 1);
+    }
+    const at::Tensor after = parameter.detach() * 1;
+    EXPECT_TRUE(at::equal(after.cpu() + 1, before.cpu()));
+  }
 }
 
 TEST_F(DeviceOptimizer, GoesOnFromACheckpoint) {

@@ -1,5 +1,5 @@
-// Nodes of the CPU and of each device run side by side, those of one device one at a time. Over fake
-// devices.
+// Nodes of the CPU and of each device run side by side, those of one device one at a time. Over
+// fake devices.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -137,9 +137,7 @@ TEST_F(DeviceStrands, NodesOfOneDeviceRunOneAtATime) {
 
 at::Tensor times_two(const at::Tensor& tensor) { return tensor * 2; }
 Gate worker1_has_run;
-at::Tensor noted_times_two(const at::Tensor& tensor) {
-  return Acts::apply(tensor, 1000) * 2;
-}
+at::Tensor noted_times_two(const at::Tensor& tensor) { return Acts::apply(tensor, 1000) * 2; }
 
 // Its gradient leaves, comes back from the other worker, and reaches the leaf, all while a node of
 // the CPU runs.

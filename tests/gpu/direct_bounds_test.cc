@@ -347,6 +347,24 @@ TEST_F(DirectBounds, AskingADeviceEndsNoCapture) {
   EXPECT_TRUE(eventually([&] { return waits.open(); }));
 }
 
+TEST_F(DirectBounds, StreamsOfHandlersEndNoCapture) {
+  const c10::Device here(c10::kCUDA, 0);
+  const c10::Stream captured = fake::pool_stream({c10::kCUDA, 1});
+  const c10::Stream busy = c10::impl::VirtualGuardImpl(c10::kCUDA).getDefaultStream(here);
+  const int gate = fake::gpu().make_gate();
+  fake::hold(busy, gate);
+  const auto raw = static_cast<stitch::transport::gpu::cuda::Stream>(
+      stitch::rpc::device_bridge()->raw(captured));
+  stitch::rpc::note_device_in_use(here);
+  fake::gpu().set_capturing(0, raw, true);
+  const auto streams = stitch::rpc::StreamSet::from_pool();
+  ASSERT_TRUE(streams);
+  streams->wait_for_default();
+  EXPECT_EQ(fake::take_violations(), "");
+  fake::gpu().set_capturing(0, raw, false);
+  fake::gpu().open_gate(gate);
+}
+
 TEST(GateWatches, WithoutAThreadWhatWaitsIsToldSo) {
   stitch::rpc::GateWatch watch("gates");
   std::optional<Error> error;
