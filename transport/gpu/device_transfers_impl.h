@@ -50,6 +50,7 @@ struct NcclPair {
   std::optional<Error> why;
   struct Launched {
     std::shared_ptr<void> owner;       // keeps the memory alive
+    std::uint64_t order = 0;           // of all launches
     std::chrono::nanoseconds limit{};  // from when the stream has done what is before it
     std::chrono::steady_clock::time_point deadline;
   };
@@ -426,6 +427,7 @@ class DeviceTransfers::Impl : public std::enable_shared_from_this<Impl> {
   std::map<std::tuple<PeerId, int, Path, bool>, PathCount> counts_ STITCH_GUARDED_BY(mutex_);
   std::map<std::tuple<PeerId, int, Path>, std::uint64_t> failures_ STITCH_GUARDED_BY(mutex_);
   std::uint64_t breaks_ STITCH_GUARDED_BY(mutex_) = 0;
+  std::uint64_t launches_ STITCH_GUARDED_BY(mutex_) = 0;
   std::uint64_t silences_ STITCH_GUARDED_BY(mutex_) = 0;
   std::uint64_t retries_ STITCH_GUARDED_BY(mutex_) = 0;
   bool ticking_ STITCH_GUARDED_BY(mutex_) = false;

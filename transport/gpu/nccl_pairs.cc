@@ -456,6 +456,10 @@ void DeviceTransfers::Impl::abort(const PairPtr& pair) {
 void DeviceTransfers::Impl::retired(const PairPtr& pair) {
   Lane& lane = *pair->lane;
   const cuda::Stream stream = pair->end == End::source ? lane.sends() : lane.receives();
+  {
+    const base::MutexLock lock(mutex_);
+    extend_deadlines(lane, pair->end);  // of those that were behind it
+  }
   lane.when_done(stream, [self = shared_from_this(), pair](cuda::Status) {
     std::map<std::uint64_t, NcclPair::Launched> launched;
     {

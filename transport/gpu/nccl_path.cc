@@ -2,6 +2,7 @@
 // lane, seen done by the host.
 
 #include <algorithm>
+#include <map>
 #include <set>
 #include <string>
 #include <utility>
@@ -148,6 +149,13 @@ void DeviceTransfers::Impl::start_ticking() {
 void DeviceTransfers::Impl::tick() {
   std::vector<std::pair<PairPtr, std::string>> late;
   bool active = false;
+  // By lane and end: the first of those that are launched. Those behind it wait for it.
+  struct First {
+    PairPtr pair;
+    std::uint64_t number = 0;
+    NcclPair::Launched launched;
+  };
+  std::map<std::pair<Lane*, End>, First> firsts;
   {
     const base::MutexLock lock(mutex_);
     ticking_ = false;
@@ -157,11 +165,16 @@ void DeviceTransfers::Impl::tick() {
       lanes.insert(pair->lane);
       for (const auto& [number, launched] : pair->launched) {
         active = true;
-        if (launched.deadline > now) continue;
-        late.emplace_back(pair,
-                          "transfer " + std::to_string(number) + " was launched and does not end");
-        break;
+        First& first = firsts[{pair->lane, pair->end}];
+        if (first.pair == nullptr || launched.order < first.launched.order)
+          first = {pair, number, launched};
       }
+    }
+    for (const auto& [at, first] : firsts) {
+      if (first.launched.deadline > now) continue;
+      late.emplace_back(first.pair, "transfer " + std::to_string(first.number) +
+                                        " was launched and does not end");
+      extend_deadlines(*at.first, at.second);
     }
     for (Lane* const lane : lanes) {
       active = active || lane->pending() > 0;
@@ -198,7 +211,11 @@ Lane::Watch DeviceTransfers::Impl::launch(const PairPtr& pair, std::uint64_t num
         launched.owner = incoming;
         if (incoming != nullptr) bytes = incoming->bytes;
       }
-      launched.limit = options_.stall_timeout + stall_time(bytes);
+      // The destination may wait for what is ahead at the source, which has to be found to stall
+      // and aborted there first.
+      launched.limit =
+          options_.stall_timeout * (pair->end == End::source ? 1 : 3) + stall_time(bytes);
+      launched.order = ++launches_;
       launched.deadline = base::deadline_after(launched.limit);
     }
   }
