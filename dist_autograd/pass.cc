@@ -214,13 +214,7 @@ void Pass::gradients_left() {
   do_or_repeat(*agent_, [self = shared_from_this()] { self->strand_->resume(); });
 }
 
-void Pass::partly_quiet() {
-  try {
-    flush();
-  } catch (...) {
-    abort(found_here(to_error(std::current_exception())));
-  }
-}
+void Pass::partly_quiet() { flush(); }
 
 void Pass::went_quiet(std::uint64_t taken, bool resolved) {
   // At the root this may begin the marking, which refuses results of other contexts.
@@ -242,11 +236,15 @@ void Pass::stopped() {
   }
   agent_->drop_frames(this);  // no flush() comes after this
   if (error) {
-    finish(error);
-  } else {  // abort() has had no memory yet, and is repeated
-    agent_->loop().call_at(rpc::Clock::now() + kRepeatDelay,
-                           [self = shared_from_this()] { self->stopped(); });
+    try {
+      return finish(error);
+    } catch (const std::bad_alloc&) {
+      // Its first step, which changes nothing then.
+    }
   }
+  // abort() has had no memory yet, and is repeated, or finish() has had none.
+  agent_->loop().call_at(rpc::Clock::now() + kRepeatDelay,
+                         [self = shared_from_this()] { self->stopped(); });
 }
 
 void Pass::flush(std::optional<std::uint64_t> quiet_at) {

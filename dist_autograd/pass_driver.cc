@@ -71,7 +71,12 @@ void Pass::begin_and_drive(std::vector<at::Tensor> gradients, Promise<void> done
 }
 
 void Pass::execute(c10::Device device, base::UniqueFunction<void()> slice) {
-  if (!device.is_cpu()) return agent_->post_for_device(device, std::move(slice));
+  // What a node of a device has made ready on the CPU does not wait for a user-function thread:
+  // all of them may wait for this pass.
+  const bool on_device_thread =
+      plan_->devices() > 1 && agent_->serves_here() && !agent_->pool().on_pool_thread();
+  if (!device.is_cpu() || on_device_thread)
+    return agent_->post_for_device(device, std::move(slice));
   if (!CollectedWork::take(*this, slice)) agent_->post_where_read(std::move(slice));
 }
 

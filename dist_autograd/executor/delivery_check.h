@@ -11,7 +11,7 @@ namespace stitch::dist_autograd {
 // gradient message or one kill, no node gets more deliveries than it waits for, nothing goes to a
 // node that the pass has not marked, and at the end each has got exactly what it waits for. Ends
 // the process where one does not hold. On in debug builds; otherwise a strand has an empty one.
-// Thread contract: only on the strand; switch_on() from any thread.
+// Thread contract: one thread at a time; switch_on() from any thread.
 class DeliveryCheck {
  public:
   // For strands that are made from now on, in all of this process. Tests of optimized builds do it.

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "stitch/base/demangle.h"
+#include "stitch/base/patience.h"
 #include "stitch/base/thread_id.h"
 
 namespace stitch::dist_autograd {
@@ -82,18 +83,13 @@ void Strand::seed(std::size_t root, at::Tensor gradient) {
 }
 
 void Strand::start() {
-  std::size_t device = 0;
   {
     base::MutexLock lock(mutex_);
     if (started_) return;
     nodes_.start_roots();
     started_ = true;
-    for (std::size_t i = slices_.size(); i-- > 0;) {
-      if (nodes_.has_ready(i)) device = i;
-    }
-    slices_[device].scheduled = true;
   }
-  schedule(device);
+  schedule_ready();
 }
 
 // ---- what comes from other workers
@@ -144,8 +140,8 @@ std::optional<std::size_t> Strand::device_to_wake(std::size_t device) const {
   std::optional<std::size_t> idle;
   for (std::size_t i = 0; i < slices_.size(); ++i) {
     if (!slices_[i].scheduled) {
-      idle = i;
-    } else if (!slices_[i].in_node) {
+      if (!idle) idle = i;
+    } else if (slices_[i].begun && !slices_[i].in_node) {
       return std::nullopt;  // it looks before it runs a node or ends
     }
   }
@@ -167,6 +163,7 @@ void Strand::take_arrivals(std::size_t device, std::vector<Arrival>& room) {
     }
   } catch (...) {
     failure = to_error(std::current_exception());
+    for (Arrival& arrival : room) arrival.gradients.clear();
   }
   mutex_.lock();
   slices_[device].in_node = false;
@@ -187,14 +184,21 @@ void Strand::take_arrivals(std::size_t device, std::vector<Arrival>& room) {
 // ---- slices
 
 void Strand::resume() {
-  std::vector<std::size_t> devices;
-  devices.reserve(plan_->devices());
   {
     base::MutexLock lock(mutex_);
     if (ended_) return;
     resumed_ = true;
     held_ = false;
     if (!started_) return;
+  }
+  schedule_ready();
+}
+
+void Strand::schedule_ready() {
+  std::vector<std::size_t> devices;
+  devices.reserve(plan_->devices());
+  {
+    base::MutexLock lock(mutex_);
     for (std::size_t i = 0; i < slices_.size(); ++i) {
       if (nodes_.has_ready(i) && !slices_[i].scheduled) devices.push_back(i);
     }
@@ -232,12 +236,25 @@ bool Strand::any_scheduled() const {
 bool Strand::running_on_this_thread() const noexcept { return running_strand == this; }
 
 void Strand::schedule(std::size_t device) {
-  try {
+  const auto post_slice = [&] {
     executor_(plan_->device(device), [self = shared_from_this(), device] {
       const Strand* const outer = std::exchange(running_strand, self.get());
       if (const auto owner = self->owner_.lock()) self->run_slice(*owner, device);
       running_strand = outer;
     });
+  };
+  try {
+    post_slice();
+    return;
+  } catch (...) {
+    base::MutexLock lock(mutex_);
+    slices_[device].scheduled = false;
+    // Whoever stopped the strand meanwhile relied on this slice.
+    if (!stop_ || ended_ || any_scheduled()) throw;
+    slices_[device].scheduled = true;
+  }
+  try {
+    base::patiently(post_slice);
   } catch (...) {
     base::MutexLock lock(mutex_);
     slices_[device].scheduled = false;
@@ -258,6 +275,7 @@ void Strand::run_slice(StrandOwner& owner, std::size_t device) {
   const torch_warnings::WarningHandlerGuard warnings(owner.warning_handler());
   std::vector<Arrival> room;
   base::MutexLock lock(mutex_);
+  slices_[device].begun = true;
   news_ = true;
   if (unprepared) fail(std::move(*unprepared), Plan::kNone);
   for (;;) {
@@ -271,7 +289,7 @@ void Strand::run_slice(StrandOwner& owner, std::size_t device) {
       break;
     }
   }
-  slices_[device].scheduled = false;
+  slices_[device].scheduled = slices_[device].begun = false;
 }
 
 bool Strand::wake_others(std::size_t device) {
@@ -281,15 +299,7 @@ bool Strand::wake_others(std::size_t device) {
     if (i == device || slices_[i].scheduled || !nodes_.has_ready(i)) continue;
     slices_[i].scheduled = true;
     released = true;
-    mutex_.unlock();
-    std::optional<Error> failure;
-    try {
-      schedule(i);
-    } catch (...) {
-      failure = to_error(std::current_exception());
-    }
-    mutex_.lock();
-    if (failure) fail(std::move(*failure), Plan::kNone);
+    unlocked([&] { schedule(i); });
   }
   return released;
 }
@@ -304,9 +314,23 @@ void Strand::run_next(std::size_t device, StrandOwner& owner) {
   } catch (...) {
     fail(to_error(std::current_exception()), node);
   }
-  if (!held_ && !stop_) run(node);
+  if (!held_ && !stop_) {
+    slices_[device].thread = base::this_thread_id();
+    note_thread();
+    run(node);
+    slices_[device].thread = 0;
+    note_thread();
+  }
   --running_;
   slices_[device].in_node = false;
+}
+
+void Strand::note_thread() {
+  int thread = 0;
+  for (const Slices& slices : slices_) {
+    if (thread == 0) thread = slices.thread;
+  }
+  thread_.store(thread, std::memory_order_relaxed);
 }
 
 void Strand::run(std::uint32_t index) {
@@ -318,7 +342,6 @@ void Strand::run(std::uint32_t index) {
   }
   const bool live = nodes_.live(index);
   mutex_.unlock();
-  thread_.store(base::this_thread_id(), std::memory_order_relaxed);
   variable_list gradients;
   std::optional<Error> failure;
   try {
@@ -327,8 +350,6 @@ void Strand::run(std::uint32_t index) {
     failure = failure_of(plan_->node(index));
   }
   inputs = {};
-  int self = base::this_thread_id();
-  thread_.compare_exchange_strong(self, 0, std::memory_order_relaxed);
   mutex_.lock();
   news_ = true;
   try {
@@ -428,25 +449,41 @@ bool Strand::tell_next(StrandOwner& owner) {
     tell_gradients(owner);
   } else if (news_ && running_ == 0 && inbox_.empty() && !nodes_.has_ready()) {
     tell_quiet(owner);
+  } else if (std::exchange(send_wanted_, false) && std::exchange(unsent_, false)) {
+    unlocked([&] { owner.partly_quiet(); });
   } else {
     return false;
   }
   return true;
 }
 
+template <class Call>
+void Strand::unlocked(Call&& call, std::uint32_t node) {
+  mutex_.unlock();
+  std::optional<Error> failure;
+  try {
+    call();
+  } catch (...) {
+    failure =
+        node == Plan::kNone ? to_error(std::current_exception()) : failure_of(plan_->node(node));
+  }
+  mutex_.lock();
+  if (failure) fail(std::move(*failure), node);
+}
+
 void Strand::tell_failure(StrandOwner& owner) {
   Failure failure = std::move(*failure_);
   failure_.reset();
-  mutex_.unlock();
-  if (flags_.anomaly && failure.node != Plan::kNone) {
-    try {
-      print_forward_stack(plan_->node(failure.node));
-    } catch (const std::bad_alloc&) {
-      // It is not printed.
+  unlocked([&] {
+    if (flags_.anomaly && failure.node != Plan::kNone) {
+      try {
+        print_forward_stack(plan_->node(failure.node));
+      } catch (const std::bad_alloc&) {
+        // It is not printed.
+      }
     }
-  }
-  owner.failed(std::move(failure.error));
-  mutex_.lock();
+    owner.failed(std::move(failure.error));
+  });
 }
 
 void Strand::tell_stopped(StrandOwner& owner) {
@@ -454,30 +491,29 @@ void Strand::tell_stopped(StrandOwner& owner) {
   std::vector<Arrival> arrivals = std::exchange(inbox_, {});
   std::vector<Leaving> leaving = std::exchange(leaving_, {});
   NodeTable::Dropped dropped = nodes_.drop();
-  mutex_.unlock();
-  arrivals.clear();
-  leaving.clear();
-  dropped = {};
-  owner.stopped();
-  mutex_.lock();
+  unlocked([&] {
+    arrivals.clear();
+    leaving.clear();
+    dropped = {};
+    owner.stopped();
+  });
 }
 
 void Strand::tell_gradients(StrandOwner& owner) {
-  std::vector<Leaving> leaving = std::exchange(leaving_, {});
+  telling_.swap(leaving_);
   gave_gradients_ = unsent_ = true;
+  std::uint32_t node = Plan::kNone;
   mutex_.unlock();
   std::optional<Error> failure;
-  std::uint32_t node = Plan::kNone;
-  for (Leaving& each : leaving) {
-    node = each.node;
-    try {
+  try {
+    for (Leaving& each : telling_) {
+      node = each.node;
       owner.gradients_ready(plan_->recv(node), std::move(each.gradients), each.unreached);
-    } catch (...) {
-      failure = failure_of(plan_->node(node));
-      break;
     }
+  } catch (...) {
+    failure = failure_of(plan_->node(node));
   }
-  leaving.clear();
+  telling_.clear();
   mutex_.lock();
   if (failure) fail(std::move(*failure), node);
 }
@@ -489,26 +525,17 @@ void Strand::tell_quiet(StrandOwner& owner) {
   const std::uint64_t taken = taken_;
   const bool resolved = nodes_.resolved();
   news_ = unsent_ = false;
-  mutex_.unlock();
-  std::optional<Error> failure;
-  try {
+  unlocked([&] {
     for (const c10::Stream& stream : streams) order_streams(stream, default_stream(stream));
-  } catch (...) {
-    failure = to_error(std::current_exception());
-  }
-  if (!failure) owner.went_quiet(taken, resolved);
-  mutex_.lock();
-  if (failure) fail(std::move(*failure), Plan::kNone);
+    owner.went_quiet(taken, resolved);
+  });
 }
 
 bool Strand::tell_partly_quiet(StrandOwner& owner) {
-  if (stop_ || owner_called_ || !unsent_ || running_ == 0) return false;
-  owner_called_ = true;
-  unsent_ = false;
-  mutex_.unlock();
-  owner.partly_quiet();
-  mutex_.lock();
-  owner_called_ = false;
+  if (stop_ || !unsent_) return false;
+  send_wanted_ = true;
+  if (owner_called_) return false;
+  tell(owner);
   return true;
 }
 
@@ -516,16 +543,8 @@ void Strand::ask_before_node(StrandOwner& owner) {
   if (owner_called_) return;
   owner_called_ = true;
   resumed_ = false;
-  mutex_.unlock();
   bool go = true;
-  std::optional<Error> failure;
-  try {
-    go = owner.before_node();
-  } catch (...) {
-    failure = to_error(std::current_exception());
-  }
-  mutex_.lock();
-  if (failure) fail(std::move(*failure), Plan::kNone);
+  unlocked([&] { go = owner.before_node(); });
   held_ = !go && !resumed_;
   while (tell_next(owner)) {
   }

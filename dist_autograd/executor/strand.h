@@ -34,16 +34,16 @@ class StrandOwner {
  public:
   virtual ~StrandOwner() = default;
   // A node is about to run, and gradients_ready() has been called before: send now what should not
-  // wait for it. False: no other node begins until Strand::resume(), which may be called before
-  // this returns.
+  // wait for it. False: that one does not begin, nor any other, until Strand::resume(), which may
+  // be called before this returns. Not asked for a node that becomes ready while another slice
+  // calls the owner.
   [[nodiscard]] virtual bool before_node() { return true; }
   // A recv node has its complete gradients, some of them perhaps undefined; `unreached`: those of
   // tensors that the roots do not depend on, perhaps all. If this throws, the node has failed.
   virtual void gradients_ready(RecvNode& node, variable_list gradients,
                                const Positions& unreached) = 0;
-  // Nothing is ready to run on a device, while a node of another one still runs, and
-  // gradients_ready() has been called since the last of these calls: send what waits. Throws
-  // nothing.
+  // Nothing is ready to run on a device, while others have something, and gradients_ready() has
+  // been called since the last of these calls: send what waits.
   virtual void partly_quiet() {}
   // Nothing runs or is ready to run, and `taken` deliveries and kills have been processed so far.
   // `resolved`: every node of the plan has run or is known to be dead, so nothing will ever run
@@ -108,8 +108,10 @@ class Strand : public std::enable_shared_from_this<Strand> {
   };
   // The slices of one device: one at a time.
   struct Slices {
-    bool scheduled = false;  // one is waiting for its thread, or running
-    bool in_node = false;    // it runs a node, or adds what has come
+    bool scheduled = false;  // one is waiting for its thread, or has begun
+    bool begun = false;
+    bool in_node = false;  // it runs a node, or adds what has come
+    int thread = 0;        // that runs a node
   };
   // Gradients of a recv node that has run.
   struct Leaving {
@@ -128,7 +130,10 @@ class Strand : public std::enable_shared_from_this<Strand> {
   [[nodiscard]] std::optional<std::size_t> device_to_wake(std::size_t device) const
       STITCH_REQUIRES(mutex_);
   [[nodiscard]] bool any_scheduled() const STITCH_REQUIRES(mutex_);
-  // REQUIRES: scheduled, which the caller has set. It is taken back if this throws.
+  // Schedules a slice of each device that has something ready, or one if there is none at all.
+  void schedule_ready() STITCH_EXCLUDES(mutex_);
+  // REQUIRES: scheduled, which the caller has set. It is taken back if this throws. Waits for
+  // memory where the strand has been stopped meanwhile, and nobody else would end it.
   void schedule(std::size_t device) STITCH_EXCLUDES(mutex_);
   void run_slice(StrandOwner& owner, std::size_t device) STITCH_EXCLUDES(mutex_);
   // `room` is used for it, and empty before and after.
@@ -146,8 +151,14 @@ class Strand : public std::enable_shared_from_this<Strand> {
   void tell_quiet(StrandOwner& owner) STITCH_REQUIRES(mutex_);
   // Asks before_node(), unless another slice calls the owner.
   void ask_before_node(StrandOwner& owner) STITCH_REQUIRES(mutex_);
-  // Has sent what waits, where nothing is ready on this device. True if the lock was released.
+  // Has what waits sent, where nothing is ready on a device: here, or by the slice that calls the
+  // owner now. True if the lock was released.
   bool tell_partly_quiet(StrandOwner& owner) STITCH_REQUIRES(mutex_);
+  // Calls without the lock. What is thrown fails the pass; `node` is what it is about.
+  template <class Call>
+  void unlocked(Call&& call, std::uint32_t node = Plan::kNone) STITCH_REQUIRES(mutex_);
+  // Of a thread that runs a node.
+  void note_thread() STITCH_REQUIRES(mutex_);
   void run(std::uint32_t index) STITCH_REQUIRES(mutex_);
   // Runs the node, adds its gradients to the inputs of the next ones and returns the rest: those of
   // a recv node.
@@ -174,6 +185,7 @@ class Strand : public std::enable_shared_from_this<Strand> {
   std::vector<Slices> slices_ STITCH_GUARDED_BY(mutex_);  // by device
   std::vector<Arrival> inbox_ STITCH_GUARDED_BY(mutex_);
   std::vector<Leaving> leaving_ STITCH_GUARDED_BY(mutex_);
+  std::vector<Leaving> telling_;  // of the slice that calls the owner
   std::vector<c10::Stream> used_streams_ STITCH_GUARDED_BY(mutex_);  // since it was last quiet
   std::optional<Failure> failure_ STITCH_GUARDED_BY(mutex_);         // to be told
   std::uint64_t taken_ STITCH_GUARDED_BY(mutex_) = 0;
@@ -181,6 +193,7 @@ class Strand : public std::enable_shared_from_this<Strand> {
   bool owner_called_ STITCH_GUARDED_BY(mutex_) = false;    // by a slice, now
   bool gave_gradients_ STITCH_GUARDED_BY(mutex_) = false;  // to the owner, ever
   bool unsent_ STITCH_GUARDED_BY(mutex_) = false;          // since it was last told to send
+  bool send_wanted_ STITCH_GUARDED_BY(mutex_) = false;     // by a slice that found it called
   bool news_ STITCH_GUARDED_BY(mutex_) = false;            // since the owner was told of quiet
   bool held_ STITCH_GUARDED_BY(mutex_) = false;            // until resume()
   bool resumed_ STITCH_GUARDED_BY(mutex_) = false;         // since before_node() was asked

@@ -173,7 +173,9 @@ void Agent::stop_everything(Clock::time_point deadline) {
     const std::string running = served_calls_.running();
     report_left_behind("handlers still run: " + (running.empty() ? "unknown" : running));
   }
-  if (!device_threads_.close_until(deadline - kTimeForTransports)) {
+  // They have a moment to end also where handlers have taken all the time.
+  if (!device_threads_.close_until(
+          std::max(deadline - kTimeForTransports, Clock::now() + std::chrono::milliseconds(20)))) {
     handlers_ended = false;
     report_left_behind("nodes of backward passes still run on devices");
   }
