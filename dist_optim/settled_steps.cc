@@ -88,7 +88,13 @@ std::int64_t sum_of(const std::vector<std::int64_t>& stepped) {
 }
 
 std::int64_t sum_when_done(const Future<std::vector<std::int64_t>>& stepped) {
-  const std::int64_t sum = sum_of(stepped.get());
+  std::int64_t sum = 0;
+  try {
+    sum = sum_of(stepped.get());
+  } catch (...) {
+    rpc::current_streams_wait_for_default();
+    throw;
+  }
   rpc::current_streams_wait_for_default();
   return sum;
 }

@@ -9,6 +9,7 @@
 #include "stitch/base/deadline.h"
 #include "stitch/base/demangle.h"
 #include "stitch/rpc/agent/agent.h"
+#include "stitch/rpc/future/current_streams.h"
 #include "stitch/rpc/future/default_streams.h"
 #include "stitch/rpc/future/execution_context.h"
 #include "stitch/rref/argument_resolver.h"
@@ -97,6 +98,28 @@ std::size_t known_bytes(const rpc::OwnedObject& value) {
   return 0;
 }
 
+// The memory of an object that is a tensor, or a vector of them, is not used again, once it is
+// gone, before what requests about it have queued has ended: it may belong to another stream.
+void keep_for_default_streams(const rpc::OwnedObject& value) {
+  rpc::ArrivedMemory memory;
+  const auto add = [&](const at::Tensor& tensor) {
+    if (!tensor.defined() || !tensor.is_cuda()) return;
+    if (tensor.is_sparse()) {
+      for (const at::Tensor& part : {tensor._indices(), tensor._values()})
+        memory.add(part.storage(), part.device());
+    } else if (tensor.has_storage()) {
+      memory.add(tensor.storage(), tensor.device());
+    }
+  };
+  const void* const at = value.object.get();
+  if (*value.type == typeid(at::Tensor)) {
+    add(*static_cast<const at::Tensor*>(at));
+  } else if (*value.type == typeid(std::vector<at::Tensor>)) {
+    for (const at::Tensor& each : *static_cast<const std::vector<at::Tensor>*>(at)) add(each);
+  }
+  memory.use_on_default_streams();
+}
+
 // Whether an object is encoded without running code of the program and in a microsecond or two: so
 // the thread that reads a request for it may answer.
 bool encodes_quickly(const rpc::OwnedObject& value) {
@@ -148,6 +171,7 @@ HandlePtr ObjectServer::own(rpc::OwnedObject value) const {
   static_cast<void>(rrefs_->require_agent());
   // Calls that bring no tensor to a device use it under the default streams, and a fetch does.
   rpc::default_streams_wait_for_current();
+  keep_for_default_streams(value);
   // While this worker has not shut down.
   static_cast<void>(rrefs_->known_info_of(rrefs_->lifetime().self()));
   auto handle = std::make_shared<Handle>(rrefs_);

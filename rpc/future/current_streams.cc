@@ -68,6 +68,9 @@ void current_streams_wait_for_default() {
 
 std::shared_ptr<const StreamSet> StreamSet::from_pool() {
   std::vector<c10::Stream> streams;
+  if (devices_in_use.load(std::memory_order_relaxed) == 0) return nullptr;
+  // The first stream of a pool makes all of them.
+  const transport::gpu::RelaxedCapture relaxed(transport::gpu::GpuLibraries::of_process().cuda());
   for_each_device_in_use([&](c10::Device device) {
     streams.push_back(cuda().getStreamFromGlobalPool(device));
     order(cuda().getDefaultStream(device), streams.back());
