@@ -154,12 +154,13 @@ void Agent::stop_everything(Clock::time_point deadline) {
       }
     };
     stop([&] { outgoing_calls_.stop(); });
-    stop([&] { served_calls_.stop_all(); });
-    for_each_extension([&](Extension& extension) { stop([&] { extension.stop(); }); });
+    // Ahead of the calls that wait for it: they are told why.
     stop([&] {
       gather_exchange_->close(
           Error(ErrorCode::shutting_down, to_string(self_) + " is shutting down"));
     });
+    stop([&] { served_calls_.stop_all(); });
+    for_each_extension([&](Extension& extension) { stop([&] { extension.stop(); }); });
   }
   if (device_tensors_.has_transfers() &&
       !run_until(deadline - kTimeForTransports,

@@ -87,6 +87,8 @@ PeerFlow::Kept PeerFlow::wait(Waiting& request, Clock::time_point deadline,
       keep(request);
     } catch (...) {
       end_wait(request.id);
+      lock.unlock();
+      pump();  // calls inside may have been held for it
       throw;
     }
     waiting_bytes_[size.inside] += cost;
@@ -133,7 +135,18 @@ std::optional<PeerFlow::Waiting> PeerFlow::next_of(Rank rank) {
 
 std::optional<PeerFlow::Waiting> PeerFlow::next() {
   for (const Rank rank : {Rank::inside, Rank::lifted}) {
-    if (rank == Rank::inside && holds_inside_ && !given_up_) continue;
+    if (rank == Rank::inside && holds_inside_ && !given_up_) {
+      // Barriers and the like are small and few.
+      for (Queue& queue : queues_[static_cast<std::size_t>(rank)]) {
+        const auto kept = std::find_if(queue.begin(), queue.end(), [](const auto& each) {
+          return each.second.request.always_kept;
+        });
+        if (kept == queue.end() || !take(kept->second.size())) continue;
+        used_inside_.fetch_add(packed(kept->second.size()));
+        return extract(queue, kept);
+      }
+      continue;
+    }
     if (auto request = next_of(rank)) return request;
     // One that has no room would starve while others take the place of those that end.
     for (const Queue& queue : queues_[static_cast<std::size_t>(rank)]) {
@@ -148,7 +161,7 @@ std::optional<PeerFlow::Waiting> PeerFlow::next() {
 void PeerFlow::pump() noexcept {
   base::MutexLock lock(mutex_);
   if (!blocked_.empty()) room_.notify_all();
-  // Should nobody have come to look().
+  // Should look() not have been called.
   if (holds_inside_ && Clock::now() >= held_until_) hold_inside(false);
   if (pumping_) {
     pump_again_ = true;

@@ -129,13 +129,13 @@ class PeerFlow {
   // How often look() is to be called while it returns true.
   static constexpr std::chrono::milliseconds kLook{50};
   // Calls inside that overlap could keep the first waiting request of the program from beginning
-  // for ever. Once they have for kPatience, those that are made from then on wait behind it, for as
-  // long, and go on for as long; then both for twice as long each, up to kLongestHold, until it
-  // begins. What is under way ends meanwhile, but for what waits for one of those: that ends later,
-  // since they are held up half of the time at most. They are let go before where they would fill
-  // what may wait. Nothing is held up where the program itself has what that request needs. False:
-  // no request of the program waits, and this need not be called.
-  static constexpr std::chrono::milliseconds kPatience{100};
+  // without end. Once they have for kOvertaken, those that are made from then on wait behind it,
+  // for as long, and go on for as long; then both for twice as long each, up to kLongestHold, until
+  // it begins. What is under way ends meanwhile, but for what waits for one of those: that ends
+  // later, since they are held up half of the time at most. They are let go before where they would
+  // fill what may wait. Nothing is held up where the program itself has what that request needs.
+  // False: no request of the program waits, and this need not be called.
+  static constexpr std::chrono::milliseconds kOvertaken{100};
   static constexpr std::chrono::milliseconds kLongestHold{5000};
   [[nodiscard]] bool look(Clock::time_point now) noexcept STITCH_EXCLUDES(mutex_);
   // Drops a waiting request, if it is there.

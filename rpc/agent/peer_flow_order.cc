@@ -127,7 +127,7 @@ PeerFlow::Kept PeerFlow::await_turn(const Waiting& request, Clock::time_point de
 namespace {
 // How long calls inside still have to wait for one that they have overtaken for that time.
 PeerFlow::Clock::duration hold_left(PeerFlow::Clock::duration overtaken) {
-  PeerFlow::Clock::duration window = PeerFlow::kPatience;
+  PeerFlow::Clock::duration window = PeerFlow::kOvertaken;
   PeerFlow::Clock::duration in_window = overtaken - window;
   while (in_window.count() >= 0) {
     if (in_window < window) return window - in_window;

@@ -78,8 +78,13 @@ std::optional<std::vector<Rendezvous::Founder>> Rendezvous::meet(
     if (!read_members(self, too_late)) return std::nullopt;
   } catch (const Error& error) {
     if (error.code() != ErrorCode::timeout) throw;
-    const std::string arrived = arrived_names();
-    supersede();  // the others, if they wait for longer, would wait for this worker
+    std::string arrived = "unknown, as the store does not answer";
+    try {
+      arrived = arrived_names();
+      supersede();  // the others, if they wait for longer, would wait for this worker
+    } catch (const Error&) {
+      // What is known is said all the same.
+    }
     throw Error(ErrorCode::timeout,
                 "worker \"" + self.name + "\" waited " +
                     std::to_string(options_.init_timeout / milliseconds(1)) +
@@ -88,20 +93,23 @@ std::optional<std::vector<Rendezvous::Founder>> Rendezvous::meet(
                     (silent_.empty() ? "" : "; " + silent_ + " had arrived before"));
   }
   std::optional<Error> objection;
-  std::set<std::int64_t> doubled;
   try {
     for (const auto& record : records_) check_member(record);
     assign_ids();
-    doubled = slots_in_one_place();
     check(records_);
   } catch (const Error& error) {
     objection = error;
   }
   if (objection) {
-    if (!all_live(doubled)) {
+    // A record may be what a dead worker has left, of another size or with other devices, too.
+    std::set<std::int64_t> slots;
+    for (std::int64_t i = 0; i < founders_; ++i) slots.insert(i);
+    if (!all_live(slots)) {
       supersede();
       return std::nullopt;
     }
+    // Others have taken one for dead that was only slow: all find the error in the next one.
+    if (is_superseded() && !store_.try_get(key("failure"))) return std::nullopt;
     tell_the_others(records_, &*objection);
     throw Error(*objection);
   }
@@ -207,7 +215,11 @@ std::optional<std::string> Rendezvous::await(const std::string& key, std::size_t
       if (error.code() != ErrorCode::timeout) throw;
     }
     if (time <= kInterval) {
-      supersede();
+      try {
+        supersede();
+      } catch (const Error&) {
+        // The store does not answer.
+      }
       throw Error(ErrorCode::timeout, "worker \"" + options_.name + "\" waited in vain for " +
                                           name + " (rank " + std::to_string(records_[slot].rank) +
                                           ") to " + what + ": it had arrived at " +

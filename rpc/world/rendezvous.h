@@ -108,7 +108,6 @@ class Rendezvous {
   void assign_ids();
   void check(const std::vector<MemberRecord>& records) const;
   [[nodiscard]] static bool in_one_place(const MemberRecord& a, const MemberRecord& b);
-  [[nodiscard]] std::set<std::int64_t> slots_in_one_place() const;
 
   const Options& options_;
   transport::Store& store_;

@@ -56,21 +56,6 @@ bool Rendezvous::in_one_place(const MemberRecord& a, const MemberRecord& b) {
   return (a.rank != kNoRank && a.rank == b.rank) || (!a.name.empty() && a.name == b.name);
 }
 
-// Of all founders that are in one place with another.
-std::set<std::int64_t> Rendezvous::slots_in_one_place() const {
-  std::map<std::int64_t, std::int64_t> by_rank;
-  std::map<std::string, std::int64_t> by_name;
-  std::set<std::int64_t> slots;
-  for (std::size_t i = 0; i < records_.size(); ++i) {
-    const auto slot = static_cast<std::int64_t>(i);
-    const auto [same_rank, new_rank] = by_rank.emplace(records_[i].rank, slot);
-    if (!new_rank) slots.insert({same_rank->second, slot});
-    const auto [same_name, new_name] = by_name.emplace(records_[i].name, slot);
-    if (!new_name) slots.insert({same_name->second, slot});
-  }
-  return slots;
-}
-
 void Rendezvous::check(const std::vector<MemberRecord>& records) const {
   std::map<std::int64_t, const MemberRecord*> by_rank;
   std::map<std::string, const MemberRecord*> by_name;

@@ -87,6 +87,11 @@ class FoundingDeaths : public stitch::testing::Founding {
 INSTANTIATE_TEST_SUITE_P(Stores, FoundingDeaths, ::testing::Values("hash", "file", "tcp"),
                          [](const auto& info) { return info.param; });
 
+TEST_P(FoundingDeaths, ADeadWorkerThatExpectedAnotherWorldIsNotInTheWay) {
+  leave({.name = "a", .rank = 0, .world_size = 4});
+  expect_one_world(found_together({a_, b_}));
+}
+
 TEST_P(FoundingDeaths, ARestartedWorkerIsNoDuplicateOfItsFormerLife) {
   leave(a_);
   expect_one_world(found_one_after_the_other(a_, "member/1", b_));

@@ -471,6 +471,7 @@ TEST_F(Joining, ThatALifeIsOverIsToldBeforeTheNextOne) {
   });
   auto b = stitch::init(elastic("b"));
   EXPECT_TRUE(eventually([&] { return number() == 1; }));
+  EXPECT_EQ(a.rpc_sync<twice>("b", 1), 2);  // over loopback, nothing else would miss it
   kill(b);
   ASSERT_TRUE(gate.wait_for_arrival());
   b = stitch::init(elastic("b"));
