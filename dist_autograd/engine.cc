@@ -17,7 +17,7 @@
 #include "stitch/dist_autograd/pass.h"
 #include "stitch/dist_autograd/roots.h"
 #include "stitch/rpc/agent/torch_state.h"
-#include "stitch/rpc/future/default_streams.h"
+#include "stitch/rpc/default_streams.h"
 #include "stitch/rpc/message/archive.h"
 #include "stitch/rpc/message/frame_kinds.h"
 #include "stitch/rpc/message/tensor_codec.h"

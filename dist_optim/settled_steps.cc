@@ -9,7 +9,7 @@
 
 #include "stitch/dist_autograd/at_settled.h"
 #include "stitch/dist_optim/distributed_optimizer.h"
-#include "stitch/rpc/future/default_streams.h"
+#include "stitch/rpc/default_streams.h"
 
 namespace stitch::optim {
 

@@ -145,7 +145,7 @@ const WorkerInfo& RRefAgent::known_info_of(const WorkerLife& life) const {
   }
   WorkerInfo info = info_of(life);
   const base::MutexLock lock(infos_mutex_);
-  // A reference may come before the news of its owner: whoever asks later gets the name.
+  // A reference may come before the news of its owner: the name is known to later calls.
   if (info.name.empty()) return unnamed_infos_.try_emplace(life, std::move(info)).first->second;
   return remember(infos_.try_emplace(life, std::move(info)).first->second);
 }

@@ -26,7 +26,7 @@ enum class Reach : std::uint8_t { dead, unreached, live };
 // are deliveries like those it got; an unreached recv node is ready all the same, to report that,
 // since its link waits for a message. Thread contract: put() by several threads at once, each with
 // those streams current that made its gradients; all else by one thread at a time. A node that is
-// ready has all its gradients, so whoever puts one counts the delivery afterwards.
+// ready has all its gradients, so a delivery is counted after its gradient was put.
 class NodeTable {
  public:
   explicit NodeTable(std::shared_ptr<const Plan> plan);
@@ -65,7 +65,7 @@ class NodeTable {
   // Whether each node has run, or is known to be dead.
   [[nodiscard]] bool resolved() const;
 
-  // Everything that waits; nobody puts anything meanwhile. What it refers to may run code of the
+  // Everything that waits; no thread puts anything meanwhile. What it refers to may run code of the
   // user as it ends: no lock is to be held then.
   struct Dropped {
     std::vector<variable_list> slots;

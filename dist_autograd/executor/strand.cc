@@ -249,7 +249,7 @@ void Strand::schedule(std::size_t device) {
   } catch (...) {
     base::MutexLock lock(mutex_);
     slices_[device].scheduled = false;
-    // Whoever stopped the strand meanwhile relied on this slice.
+    // A thread that stopped the strand meanwhile relied on this slice.
     if (!stop_ || ended_ || any_scheduled()) throw;
     slices_[device].scheduled = true;
   }

@@ -133,7 +133,7 @@ class Strand : public std::enable_shared_from_this<Strand> {
   // Schedules a slice of each device that has something ready, or one if there is none at all.
   void schedule_ready() STITCH_EXCLUDES(mutex_);
   // REQUIRES: scheduled, which the caller has set. It is taken back if this throws. Waits for
-  // memory where the strand has been stopped meanwhile, and nobody else would end it.
+  // memory where the strand has been stopped meanwhile, and no other slice would end it.
   void schedule(std::size_t device) STITCH_EXCLUDES(mutex_);
   void run_slice(StrandOwner& owner, std::size_t device) STITCH_EXCLUDES(mutex_);
   // `room` is used for it, and empty before and after.

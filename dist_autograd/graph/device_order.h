@@ -1,12 +1,12 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/Event.h>
 #include <c10/core/Stream.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <optional>
-
-#include "stitch/rpc/future/device_event.h"
 
 // In which order streams of devices make and use a gradient. Nothing here costs CPU tensors more
 // than a look at their device.
@@ -30,7 +30,12 @@ namespace stitch::dist_autograd {
 // Has what `later` does from now on wait for what `earlier` has now.
 inline void order_streams(const c10::Stream& earlier, const c10::Stream& later) {
   if (earlier == later) return;
-  rpc::DeviceEvent(earlier).block(later);
+  // Libtorch goes back to the thread's device after each call: on one that has none yet, that would
+  // create a context.
+  const c10::DeviceGuard on(earlier.device());
+  c10::Event done(earlier.device_type());
+  done.record(earlier);
+  done.block(later);
 }
 
 // The memory of a tensor on a device is not used again, once the tensor is gone, before what
@@ -54,16 +59,21 @@ class ReadyPoint {
  public:
   explicit ReadyPoint(const c10::Stream& made_on) : stream_(made_on) {}
   // After what its stream has now. Without it, only the stream itself may use the gradient.
-  void record() { event_.emplace(stream_); }
+  void record() {
+    const c10::DeviceGuard on(stream_.device());
+    event_.emplace(stream_.device_type()).record(stream_);
+  }
   [[nodiscard]] const c10::Stream& stream() const noexcept { return stream_; }
   // Has what `user` does from now on wait for it. REQUIRES: recorded, or `user` is its stream.
   void wait_on(const c10::Stream& user) const {
-    if (user != stream_) event_->block(user);
+    if (user == stream_) return;
+    const c10::DeviceGuard on(user.device());
+    event_->block(user);
   }
 
  private:
   c10::Stream stream_;
-  std::optional<rpc::DeviceEvent> event_;
+  std::optional<c10::Event> event_;
 };
 
 }  // namespace stitch::dist_autograd

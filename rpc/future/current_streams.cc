@@ -4,11 +4,7 @@
 
 #include <algorithm>
 
-#include "stitch/rpc/future/default_streams.h"
-#include "stitch/rpc/future/device_event.h"
 #include "stitch/rpc/future/execution_context.h"
-#include "stitch/transport/gpu/gpu_libraries.h"
-#include "stitch/transport/gpu/relaxed_capture.h"
 
 namespace stitch::rpc {
 
@@ -26,24 +22,6 @@ void for_each_device_in_use(F f) {
   }
 }
 
-// Has `later` run what is queued from now on after what `earlier`, of the same device, has now.
-void order(const c10::Stream& earlier, const c10::Stream& later) {
-  if (earlier == later) return;
-  const transport::gpu::RelaxedCapture relaxed(transport::gpu::GpuLibraries::of_process().cuda());
-  if (!cuda().queryStream(earlier)) DeviceEvent(earlier).block(later);
-}
-
-// Calls f(current, default) for each device on which these differ. No device is touched for it.
-template <class F>
-void for_each_other_stream(F f) {
-  for (int index = cuda_device_count(); index-- > 0;) {
-    const c10::Device device(c10::kCUDA, static_cast<c10::DeviceIndex>(index));
-    const c10::Stream current = cuda().getStream(device);
-    const c10::Stream standard = cuda().getDefaultStream(device);
-    if (current != standard) f(current, standard);
-  }
-}
-
 }  // namespace
 
 int cuda_device_count() noexcept {
@@ -54,28 +32,6 @@ int cuda_device_count() noexcept {
 void note_device_in_use(c10::Device device) noexcept {
   const std::uint64_t bit = std::uint64_t{1} << static_cast<unsigned>(device.index());
   if ((devices_in_use.load(std::memory_order_relaxed) & bit) == 0) devices_in_use.fetch_or(bit);
-}
-
-void default_streams_wait_for_current() {
-  for_each_other_stream(
-      [](const c10::Stream& current, const c10::Stream& standard) { order(current, standard); });
-}
-
-void current_streams_wait_for_default() {
-  for_each_other_stream(
-      [](const c10::Stream& current, const c10::Stream& standard) { order(standard, current); });
-}
-
-std::shared_ptr<const StreamSet> StreamSet::from_pool() {
-  std::vector<c10::Stream> streams;
-  if (devices_in_use.load(std::memory_order_relaxed) == 0) return nullptr;
-  // The first stream of a pool makes all of them.
-  const transport::gpu::RelaxedCapture relaxed(transport::gpu::GpuLibraries::of_process().cuda());
-  for_each_device_in_use([&](c10::Device device) {
-    streams.push_back(cuda().getStreamFromGlobalPool(device));
-    order(cuda().getDefaultStream(device), streams.back());
-  });
-  return streams.empty() ? nullptr : std::make_shared<const StreamSet>(std::move(streams));
 }
 
 std::shared_ptr<const StreamSet> StreamSet::current() {
@@ -89,14 +45,6 @@ std::shared_ptr<const StreamSet> StreamSet::current() {
   const auto& here = ExecutionContext::current().streams;
   if (here && here->streams() == streams) return here;
   return std::make_shared<const StreamSet>(std::move(streams));
-}
-
-void StreamSet::wait_for_current() const {
-  for (const auto& stream : streams_) order(cuda().getStream(stream.device()), stream);
-}
-
-void StreamSet::wait_for_default() const {
-  for (const auto& stream : streams_) order(cuda().getDefaultStream(stream.device()), stream);
 }
 
 StreamSetScope::StreamSetScope(const std::shared_ptr<const StreamSet>& streams,

@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "stitch/base/byte_io.h"
-#include "stitch/rpc/future/device_event.h"
+#include "stitch/rpc/gpu/device_event.h"
 #include "stitch/rpc/gpu/host_copy.h"
 #include "stitch/rpc/gpu/tensor_transfers.h"
 #include "stitch/rpc/gpu/wire_cast.h"

@@ -90,8 +90,8 @@ void Watchers::notify(const std::shared_ptr<Runtime>& runtime, Kind kind, const 
   try {
     runtime->post([this, runtime] { call_all(runtime); });
   } catch (...) {
-    // As it was before: call_all() does not run, and nobody else has added one. close() may have
-    // taken it.
+    // As it was before: call_all() does not run, and no other thread has added one. close() may
+    // have taken it.
     const base::MutexLock lock(mutex_);
     scheduled_ = false;
     if (!closed_) added.splice(added.end(), events_, place);

@@ -178,7 +178,7 @@ std::shared_ptr<Agent> Entrance::found(Rendezvous& rendezvous,
   const MemberCard own = listen(info, record.number, members);
   auto cards = rendezvous.exchange(own);
   if (!cards) {
-    peers_ = nullptr;  // nobody will connect
+    peers_ = nullptr;  // no peer will connect
     return nullptr;
   }
   for (auto& card : *cards) record.entries.push_back({std::move(card), true});

@@ -6,7 +6,7 @@
 
 #include <chrono>
 
-#include "stitch/rpc/future/default_streams.h"
+#include "stitch/rpc/default_streams.h"
 #include "stitch/rpc/worker.h"
 #include "stitch/rref/rref.h"
 #include "tests/gpu/device_tensors.h"

@@ -1,5 +1,5 @@
-// One transfer over a two-rank communicator: announced, agreed on, launched in the order of the
-// lane, seen done by the host.
+// One file, though long: one transfer over a two-rank communicator, announced, agreed on, launched
+// in the order of the lane, seen done by the host.
 
 #include <algorithm>
 #include <map>
