@@ -9,8 +9,8 @@
 #include <utility>
 
 #include "stitch/base/byte_io.h"
-#include "stitch/rpc/gpu/device_event.h"
 #include "stitch/rpc/gpu/host_copy.h"
+#include "stitch/rpc/gpu/stream_order.h"
 #include "stitch/rpc/gpu/tensor_transfers.h"
 #include "stitch/rpc/gpu/wire_cast.h"
 #include "stitch/rpc/gpu/wire_device.h"
@@ -247,7 +247,7 @@ StagedTensors DeviceTensors::stage(const OutMessage& message, const WorkerInfo& 
       touched = device;
       const c10::Stream current = VirtualGuardImpl(c10::kCUDA).getStream(device);
       const c10::Stream stream = staged.few_bytes ? current : copy_stream(device, Direction::sent);
-      if (stream != current) DeviceEvent(current).block(stream);
+      order(current, stream);
       streams.emplace(index, stream);
     }
     std::size_t next = 0;

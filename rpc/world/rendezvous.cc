@@ -332,6 +332,7 @@ bool Rendezvous::in_time(const MemberRecord& self, const std::function<bool()>& 
         looked = false;
       }
     }
+    // The store tells of no change; what takes longer is looked for less often.
     std::this_thread::sleep_for(waited < kAnswerTime ? kPollInterval : kLookInterval);
   }
   return true;

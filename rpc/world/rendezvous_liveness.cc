@@ -51,7 +51,7 @@ bool Rendezvous::all_live(const std::set<std::int64_t>& slots) {
     const auto now = Clock::now();
     if (all || now >= deadline_) return true;
     if (now >= give_up) return false;
-    std::this_thread::sleep_for(kPollInterval);
+    std::this_thread::sleep_for(kPollInterval);  // the store tells of no change
   }
 }
 

@@ -122,7 +122,7 @@ TEST_F(DeviceStrands, NodesOfOneDeviceRunOneAtATime) {
       int most = most_together;
       while (most < now && !most_together.compare_exchange_weak(most, now)) {
       }
-      std::this_thread::sleep_for(200us);
+      std::this_thread::sleep_for(200us);  // so that nodes of one device would meet, if they could
       --together;
       --running[index];
       ++runs[index];
@@ -175,7 +175,7 @@ TEST_F(DeviceStrands, TheFirstNodeThatFailsEndsThePassOnceAllHaveEnded) {
   std::atomic<bool> slow_has_ended{false};
   const at::Tensor slow = acting(leaf_on(-1), [&] {
     gate.pass();
-    std::this_thread::sleep_for(20ms);
+    std::this_thread::sleep_for(20ms);  // a pass that does not wait for it has ended by then
     slow_has_ended = true;
   });
   const at::Tensor failing = acting(leaf_on(1), [&] {

@@ -190,7 +190,7 @@ TEST_F(Backpressure, AThreadOfTheProgramWaitsForBytesWithinItsDeadline) {
 }
 
 int take_time(const at::Tensor&) {
-  std::this_thread::sleep_for(20ms);
+  std::this_thread::sleep_for(20ms);  // calls of several threads overlap
   return ++runs;
 }
 

@@ -476,7 +476,7 @@ TEST_F(Joining, ThatALifeIsOverIsToldBeforeTheNextOne) {
   ASSERT_TRUE(gate.wait_for_arrival());
   b = stitch::init(elastic("b"));
   EXPECT_EQ(a.rpc_sync<twice>("b", 2), 4);
-  std::this_thread::sleep_for(100ms);
+  std::this_thread::sleep_for(100ms);  // it would be told by then, were it not behind
   EXPECT_EQ(number(), 1U) << "it is told after the death";
   gate.open();
   EXPECT_TRUE(eventually([&] { return number() == 3; }));
