@@ -120,14 +120,7 @@ TEST(Said, ADeviceThatDoesWithoutNcclAfterAnAbortThatHung) {
          options.reopen_backoff = 1ms;
        }});
   world.await_path(0, 0, 1, 1, Path::nccl);
-  ASSERT_EQ(world.cuda(1).set_device(1), cuda::kSuccess);
-  cuda::Stream stream = nullptr;
-  ASSERT_EQ(world.cuda(1).stream_create_with_priority(&stream, cuda::kStreamNonBlocking, 0),
-            cuda::kSuccess);
-  FakeGpu::Kernel kernel;
-  kernel.gate = world.gpu.make_gate();
-  const int gate = kernel.gate;
-  ASSERT_EQ(world.gpu.launch(world.process(1), stream, std::move(kernel)), cuda::kSuccess);
+  EndlessKernel busy(world, 1, 1);
   const auto hung = world.start(0, 0, 1, 1, 5000, 'a');
   world.wait(*hung);
   const std::string text = "device 1 does not use NCCL after an abort that hung";
@@ -138,13 +131,12 @@ TEST(Said, ADeviceThatDoesWithoutNcclAfterAnAbortThatHung) {
   EXPECT_EQ(world.transfers[1]->counters().without_nccl, std::vector<int>{1});
   EXPECT_TRUE(eventually([&] { return !world.said(1, 0).empty(); }));
   EXPECT_NE(world.said(1, 0).at(0).find(text + "; it broke by: "), std::string::npos);
-  world.gpu.open_gate(gate);
+  busy.end();
   // It does without from now on, and the source hears why.
   const auto by_nccl = world.count(0, 1, Path::nccl, true).messages;
   for (int i = 0; i < 5; ++i) world.expect_arrival(0, 0, 1, 1, 5000, 'c');
   EXPECT_EQ(world.count(0, 1, Path::nccl, true).messages, by_nccl);
   EXPECT_TRUE(eventually([&] { return !world.said(0, 1).empty(); }));
-  EXPECT_EQ(world.cuda(1).stream_destroy(stream), cuda::kSuccess);
 }
 
 TEST(Said, NothingWhereAllIsWell) {

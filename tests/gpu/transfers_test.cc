@@ -461,28 +461,20 @@ TEST(Transfers, ATransferThatStallsBreaksNoneBehindIt) {
                         }});
   world.await_path(0, 0, 1, 1, Path::nccl);
   world.await_path(0, 0, 2, 2, Path::nccl);
-  ASSERT_EQ(world.cuda(1).set_device(1), cuda::kSuccess);
-  cuda::Stream stream = nullptr;
-  ASSERT_EQ(world.cuda(1).stream_create_with_priority(&stream, cuda::kStreamNonBlocking, 0),
-            cuda::kSuccess);
-  FakeGpu::Kernel kernel;
-  kernel.gate = world.gpu.make_gate();
-  const int gate = kernel.gate;
-  ASSERT_EQ(world.gpu.launch(world.process(1), stream, std::move(kernel)), cuda::kSuccess);
+  EndlessKernel busy(world, 1, 1);
   const auto stalled = world.start(0, 0, 1, 1, 5000, 'a');
   const auto behind = world.start(0, 0, 2, 2, 5000, 'b');
   world.wait(*behind);
   world.expect_bytes(*behind);
   EXPECT_GE(world.transfers[0]->counters().breaks, 1U);
   EXPECT_EQ(world.transfers[2]->counters().breaks, 0U);
-  world.gpu.open_gate(gate);
+  busy.end();
   world.wait(*stalled);
   world.expect_bytes(*stalled);
   const auto by_nccl = world.count(0, 2, Path::nccl, true).messages;
   world.expect_arrival(0, 0, 2, 2, 5000, 'c');
   EXPECT_EQ(world.count(0, 2, Path::nccl, true).messages, by_nccl + 1);
   EXPECT_EQ(world.transfers[0]->counters().breaks, 1U);
-  EXPECT_EQ(world.cuda(1).stream_destroy(stream), cuda::kSuccess);
 }
 
 TEST(Transfers, ACtsThatDoesNotComeBreaksThePairAndHoldsNothingBack) {

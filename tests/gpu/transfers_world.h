@@ -166,4 +166,29 @@ class TransfersWorld {
   std::map<std::pair<std::size_t, std::size_t>, std::vector<std::string>> said_;
 };
 
+// A kernel of the program on a device of a worker, which does not end before end() is called. With
+// one hardware queue nothing that is queued there later runs.
+class EndlessKernel {
+ public:
+  EndlessKernel(TransfersWorld& world, std::size_t worker, int device)
+      : world_(world), worker_(worker) {
+    EXPECT_EQ(world.cuda(worker).set_device(device), cuda::kSuccess);
+    EXPECT_EQ(world.cuda(worker).stream_create_with_priority(&stream_, cuda::kStreamNonBlocking, 0),
+              cuda::kSuccess);
+    FakeGpu::Kernel kernel;
+    kernel.gate = gate_ = world.gpu.make_gate();
+    EXPECT_EQ(world.gpu.launch(world.process(worker), stream_, std::move(kernel)), cuda::kSuccess);
+  }
+  ~EndlessKernel() { EXPECT_EQ(world_.cuda(worker_).stream_destroy(stream_), cuda::kSuccess); }
+  EndlessKernel(const EndlessKernel&) = delete;
+  EndlessKernel& operator=(const EndlessKernel&) = delete;
+  void end() { world_.gpu.open_gate(gate_); }
+
+ private:
+  TransfersWorld& world_;
+  const std::size_t worker_;
+  cuda::Stream stream_ = nullptr;
+  int gate_ = 0;
+};
+
 }  // namespace stitch::transport::gpu::test
