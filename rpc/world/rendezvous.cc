@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "stitch/base/error.h"
-#include "stitch/base/name_list.h"
 #include "stitch/base/printable.h"
 #include "stitch/base/random.h"
 #include "stitch/rpc/message/worker_info.h"
@@ -78,38 +77,15 @@ std::optional<std::vector<Rendezvous::Founder>> Rendezvous::meet(
     if (!read_members(self, too_late)) return std::nullopt;
   } catch (const Error& error) {
     if (error.code() != ErrorCode::timeout) throw;
-    std::string arrived = "unknown, as the store does not answer";
-    try {
-      arrived = arrived_names();
-      supersede();  // the others, if they wait for longer, would wait for this worker
-    } catch (const Error&) {
-      // What is known is said all the same.
-    }
-    throw Error(ErrorCode::timeout,
-                "worker \"" + self.name + "\" waited " +
-                    std::to_string(options_.init_timeout / milliseconds(1)) +
-                    " ms for a world of " + options_.world_size.str() + " at " + store_.describe() +
-                    ": only these arrived: " + arrived +
-                    (silent_.empty() ? "" : "; " + silent_ + " had arrived before"));
+    throw incomplete();
   }
-  std::optional<Error> objection;
-  try {
-    for (const auto& record : records_) check_member(record);
-    assign_ids();
-    check(records_);
-  } catch (const Error& error) {
-    objection = error;
-  }
-  if (objection) {
-    // A record may be what a dead worker has left, of another size or with other devices, too.
-    std::set<std::int64_t> slots;
-    for (std::int64_t i = 0; i < founders_; ++i) slots.insert(i);
-    if (!all_live(slots)) {
+  if (const auto objection = find_objection()) {
+    if (!stands(*objection)) {
       supersede();
       return std::nullopt;
     }
     // Others have taken one for dead that was only slow: all find the error in the next one.
-    if (is_superseded() && !store_.try_get(key("failure"))) return std::nullopt;
+    if (is_superseded() && !has_failed()) return std::nullopt;
     tell_the_others(records_, &*objection);
     throw Error(*objection);
   }
@@ -366,18 +342,6 @@ void Rendezvous::tell_the_others(const std::vector<MemberRecord>& records, const
 Store::Timeout Rendezvous::left() const {
   const auto now = steady_clock::now();
   return now >= deadline_ ? Timeout(0) : std::chrono::ceil<Timeout>(deadline_ - now);
-}
-
-std::string Rendezvous::arrived_names() {
-  std::vector<std::string> names;
-  const std::int64_t arrived = std::min(founders_, store_.add(key("arrived"), 0));
-  for (std::int64_t i = 0; i < arrived; ++i) {
-    const auto text = store_.try_get(slot_key("member", i));
-    if (!text) continue;
-    const std::string name = MemberRecord::decode(*text).name;
-    names.push_back(name.empty() ? "a worker without a name" : name);
-  }
-  return base::join_names(names);
 }
 
 }  // namespace stitch::rpc

@@ -90,9 +90,9 @@ class Rendezvous {
 
   [[nodiscard]] bool is_superseded();
   [[nodiscard]] bool is_given_up();
+  [[nodiscard]] bool has_failed() { return store_.try_get(key("failure")).has_value(); }
   void supersede();
   void tell_the_others(const std::vector<MemberRecord>& records, const Error* error);
-  [[nodiscard]] std::string arrived_names();
 
   // rendezvous_liveness.cc
   [[nodiscard]] std::int64_t ask();
@@ -107,6 +107,10 @@ class Rendezvous {
   void check_member(const MemberRecord& record) const;
   void assign_ids();
   void check(const std::vector<MemberRecord>& records) const;
+  [[nodiscard]] std::optional<Error> find_objection();
+  [[nodiscard]] bool stands(const Error& objection);
+  [[nodiscard]] Error incomplete();
+  [[nodiscard]] std::vector<MemberRecord> arrived_records();
   [[nodiscard]] static bool in_one_place(const MemberRecord& a, const MemberRecord& b);
 
   const Options& options_;
@@ -116,6 +120,8 @@ class Rendezvous {
   const std::chrono::milliseconds silent_time_;
   const std::int64_t founders_;  // how many
   std::string silent_;           // the last founder that was taken for dead while it was waited for
+  // Of the last founding that was given up since its records do not fit.
+  std::vector<MemberRecord> objected_to_;
 
   // Of the present founding: from meet() on.
   std::int64_t generation_ = 0;

@@ -1,9 +1,12 @@
-// What the founders of a world check of one another.
+// What the founders of a world check of one another, and say of those that are missing.
+#include <algorithm>
+#include <chrono>
 #include <map>
 #include <set>
 #include <string>
 
 #include "stitch/base/error.h"
+#include "stitch/base/name_list.h"
 #include "stitch/base/printable.h"
 #include "stitch/rpc/message/worker_info.h"
 #include "stitch/rpc/world/rendezvous.h"
@@ -77,6 +80,74 @@ void Rendezvous::check(const std::vector<MemberRecord>& records) const {
   std::map<std::string, const WorkerDevices*> devices;
   for (const auto& record : records) devices.emplace(record.name, &record.devices);
   check_device_maps(devices, options_.world_size.is_elastic());
+}
+
+// Why the records form no world. They have ids afterwards, where they do.
+std::optional<Error> Rendezvous::find_objection() {
+  try {
+    for (const auto& record : records_) check_member(record);
+    assign_ids();
+    check(records_);
+    return std::nullopt;
+  } catch (const Error& error) {
+    return error;
+  }
+}
+
+// Whether an error that follows from the records is one for all workers. A record may be what a
+// dead worker has left, of another size or with other devices, too; it counts while all founders
+// answer.
+bool Rendezvous::stands(const Error& objection) {
+  // No life of a worker writes what makes no sense. And who has told the others may be gone.
+  if (objection.code() == ErrorCode::protocol || has_failed()) return true;
+  std::set<std::int64_t> slots;
+  for (std::int64_t i = 0; i < founders_; ++i) slots.insert(i);
+  if (all_live(slots) || has_failed()) return true;
+  objected_to_ = records_;
+  return false;
+}
+
+// At the deadline, with records missing: the error that says so. Where founders did not answer, and
+// their records would still not fit beside those of the founders that are here, that is said first.
+Error Rendezvous::incomplete() {
+  std::string arrived = "unknown, as the store does not answer";
+  std::optional<Error> objection;
+  try {
+    records_ = arrived_records();
+    std::vector<std::string> names;
+    for (const auto& record : records_)
+      names.push_back(record.name.empty() ? "a worker without a name" : record.name);
+    arrived = base::join_names(names);
+    supersede();  // the others, if they wait for longer, would wait for this worker
+    const auto is_here = [&](const MemberRecord& former) {
+      return std::any_of(records_.begin(), records_.end(),
+                         [&](const auto& record) { return in_one_place(record, former); });
+    };
+    std::erase_if(objected_to_, is_here);
+    records_.insert(records_.end(), objected_to_.begin(), objected_to_.end());
+    if (!objected_to_.empty()) objection = find_objection();
+  } catch (const Error&) {
+    // What is known is said all the same.
+  }
+  const std::string text = "worker \"" + options_.name + "\" waited " +
+                           std::to_string(options_.init_timeout / std::chrono::milliseconds(1)) +
+                           " ms for a world of " + options_.world_size.str() + " at " +
+                           store_.describe() + ": only these arrived: " + arrived +
+                           (silent_.empty() ? "" : "; " + silent_ + " had arrived before");
+  if (!objection) return Error(ErrorCode::timeout, text);
+  return Error(objection->code(),
+               objection->what() + ("; not all of the founders answered, and " + text));
+}
+
+// Of the present founding.
+std::vector<MemberRecord> Rendezvous::arrived_records() {
+  std::vector<MemberRecord> records;
+  const std::int64_t arrived = std::min(founders_, store_.add(key("arrived"), 0));
+  for (std::int64_t i = 0; i < arrived; ++i) {
+    if (const auto text = store_.try_get(slot_key("member", i)))
+      records.push_back(MemberRecord::decode(*text));
+  }
+  return records;
 }
 
 }  // namespace stitch::rpc

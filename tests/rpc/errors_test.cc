@@ -447,7 +447,7 @@ TEST(Errors, AMalformedStoreEntryIsRefused) {
     store->set("stitch/founding/0/member/0", entry);
     store->set("stitch/founding/0/number", world);
     const Error error = error_of([&] {
-      auto worker = stitch::init({.rank = 1, .world_size = 2, .init_timeout = 5s, .store = store});
+      auto worker = stitch::init({.rank = 1, .world_size = 2, .init_timeout = 2s, .store = store});
     });
     EXPECT_EQ(error.code(), code) << error.what();
     return std::string(error.what());

@@ -211,6 +211,52 @@ TEST_P(FoundingDeaths, TwoWorkersOfOneRankThatLiveGetAnErrorAndTheNextAWorld) {
   EXPECT_EQ(generation(), 2) << "a founding was given up";
 }
 
+// The error is that of the world that is waited for.
+TEST_P(FoundingDeaths, AnObjectionIsOverOnceAnotherLifeOfItsWorkerIsThere) {
+  leave({.name = "a", .rank = 0, .world_size = 4});
+  leave({.name = "c", .rank = 2, .world_size = 3});
+  const auto waits_in_vain = [&](Options options) {
+    options.world_size = 3;
+    return error_of([&] {
+      stitch::rpc::Rendezvous founding(options, store(), false, steady_clock::now() + 4s);
+      while (!founding.meet(record_of(options), [] { return false; })) {
+      }
+    });
+  };
+  std::jthread again([&] {
+    EXPECT_TRUE(eventually([&] { return generation() == 1; }));
+    static_cast<void>(waits_in_vain(a_));
+  });
+  EXPECT_TRUE(has_text(waits_in_vain(b_), ErrorCode::timeout, "only these arrived: "));
+}
+
+TEST_P(FoundingDeaths, AnObjectionStandsWhereItsWorkerDoesNotComeBack) {
+  leave({.name = "a", .rank = 0, .world_size = 4});
+  const Error error = error_of([&] {
+    stitch::rpc::Rendezvous founding(b_, store(), false, steady_clock::now() + 3s);
+    while (!founding.meet(record_of(b_), [] { return false; })) {
+    }
+  });
+  EXPECT_TRUE(has_text(error, ErrorCode::invalid_argument,
+                       "worker \"a\" (rank 0) expects a world of 4, worker \"b\" one of 2"));
+  EXPECT_TRUE(has_text(error, ErrorCode::invalid_argument, "only these arrived: b"));
+}
+
+// Who has told it may have left, so it answers no question.
+TEST_P(FoundingDeaths, AWorkerThatWaitsForMoreRecordsHearsWhyTheFoundingHasFailed) {
+  Options b = b_;
+  b.world_size = 3;
+  std::jthread fails([&] {
+    EXPECT_TRUE(has("member/0"));
+    leave(a_);
+    store().set("founding/0/failure", "worker \"b\" expects a world of 3");
+    leave(a_);
+    store().add(keys::kGeneration, 1);
+  });
+  const Error error = error_of([&] { static_cast<void>(found(b)); });
+  EXPECT_TRUE(has_text(error, ErrorCode::invalid_argument, "expects a world of "));
+}
+
 TEST_P(FoundingDeaths, AWorkerWithoutASlotHearsWhyTheFoundingHasFailed) {
   leave(a_);
   leave({.name = "twin", .rank = 0, .world_size = 2});
