@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cstddef>
 #include <thread>
 #include <utility>
 
@@ -67,7 +68,7 @@ std::optional<std::vector<Rendezvous::Founder>> Rendezvous::meet(
   };
   if (slot_ >= founders_) {
     if (in_time(self, too_late)) return std::nullopt;
-    tell_the_others({}, nullptr);
+    tell_the_others(nullptr);
     throw Error(ErrorCode::invalid_argument,
                 "worker \"" + self.name + "\" is one too many: the world of " +
                     options_.world_size.str() + " at " + store_.describe() + " is full");
@@ -76,19 +77,30 @@ std::optional<std::vector<Rendezvous::Founder>> Rendezvous::meet(
   try {
     if (!read_members(self, too_late)) return std::nullopt;
   } catch (const Error& error) {
-    if (error.code() != ErrorCode::timeout) throw;
-    throw incomplete();
+    if (error.code() == ErrorCode::timeout) throw incomplete();
+    if (error.code() == ErrorCode::protocol) tell_the_others(&error);
+    throw;
   }
+  auto as_read = records_;
   if (const auto objection = find_objection()) {
     if (!stands(*objection)) {
+      as_read.erase(as_read.begin() + static_cast<std::ptrdiff_t>(slot_));
+      objected_to_ = std::move(as_read);
       supersede();
       return std::nullopt;
     }
-    // Others have taken one for dead that was only slow: all find the error in the next one.
-    if (is_superseded() && !has_failed()) return std::nullopt;
-    tell_the_others(records_, &*objection);
+    if (!has_failed()) {
+      // Others have taken one for dead that was only slow: all find the error in the next one.
+      if (is_superseded()) return std::nullopt;
+      if (steady_clock::now() >= deadline_) {
+        supersede();  // this worker does not know whether all live
+        throw Error(*objection);
+      }
+    }
+    tell_the_others(&*objection);
     throw Error(*objection);
   }
+  objected_to_.clear();
   std::vector<Founder> founders;
   for (std::size_t i = 0; i < records_.size(); ++i) founders.push_back({ids_[i], records_[i]});
   std::sort(founders.begin(), founders.end(),
@@ -246,7 +258,6 @@ void Rendezvous::erase_keys() {
 // The records of all founders. False when it is too late to found a world with these keys, or one
 // of them is of a dead founder.
 bool Rendezvous::read_members(const MemberRecord& self, const std::function<bool()>& too_late) {
-  const std::string own = self.encode();
   std::set<std::int64_t> rivals;  // in the place of this worker
   auto missing_since = steady_clock::time_point::max();
   for (std::int64_t i = 0; i < founders_;) {
@@ -254,9 +265,8 @@ bool Rendezvous::read_members(const MemberRecord& self, const std::function<bool
     const Timeout time = left();
     try {
       const std::string text = store_.get(slot_key("member", i), std::min(time, kLookInterval));
-      records_.push_back(MemberRecord::decode(text));
-      // Not a copy of this worker's own: see tell_the_others().
-      if (i != slot_ && text != own && in_one_place(records_.back(), self)) rivals.insert(i);
+      records_.push_back(decode(text));
+      if (i != slot_ && in_one_place(records_.back(), self)) rivals.insert(i);
       missing_since = steady_clock::time_point::max();
       ++i;
       continue;
@@ -314,23 +324,19 @@ bool Rendezvous::in_time(const MemberRecord& self, const std::function<bool()>& 
   return true;
 }
 
-// The records do not form a world. Workers that expect a larger one wait for more records than will
-// come: they get one of these in each missing place. The worker that hosts the store keeps it until
-// all that arrived have read them, for at most kGracePeriod. `error`: why this founding fails on
-// all workers; those that start afterwards begin another. Null: only this one has no place in it.
-void Rendezvous::tell_the_others(const std::vector<MemberRecord>& records, const Error* error) {
+// The worker that hosts the store keeps it until all that arrived have heard of it, for at most
+// kGracePeriod. `error`: why this founding fails on all workers; those that start afterwards begin
+// another. Null: only this one has no place in it.
+void Rendezvous::tell_the_others(const Error* error) {
   constexpr std::chrono::seconds kGracePeriod{2};
   constexpr milliseconds kPollInterval{5};
-  constexpr std::int64_t kMaxFilled = 4096;
   const auto give_up = std::min(deadline_, steady_clock::now() + kGracePeriod);
   try {
-    store_.add(key("seen"), 1);  // how many have read the records: this worker throws after this
-    if (error != nullptr) store_.set(key("failure"), error->what());
-    std::int64_t largest = 0;
-    for (const auto& record : records) largest = std::max(largest, record.world_size);
-    for (std::int64_t i = founders_; i < std::min(largest, kMaxFilled); ++i)
-      store_.compare_and_set(slot_key("member", i), std::nullopt, records.front().encode());
-    if (error != nullptr) supersede();
+    store_.add(key("seen"), 1);  // how many have heard of it: this worker throws after this
+    if (error != nullptr) {
+      store_.set(key("failure"), error->what());
+      supersede();
+    }
     while (hosts_ && store_.add(key("seen"), 0) < store_.add(key("arrived"), 0) &&
            steady_clock::now() < give_up)
       std::this_thread::sleep_for(kPollInterval);

@@ -92,7 +92,7 @@ class Rendezvous {
   [[nodiscard]] bool is_given_up();
   [[nodiscard]] bool has_failed() { return store_.try_get(key("failure")).has_value(); }
   void supersede();
-  void tell_the_others(const std::vector<MemberRecord>& records, const Error* error);
+  void tell_the_others(const Error* error);
 
   // rendezvous_liveness.cc
   [[nodiscard]] std::int64_t ask();
@@ -104,6 +104,7 @@ class Rendezvous {
   [[nodiscard]] bool former_life_is_silent(const MemberRecord& self, std::int64_t question);
 
   // rendezvous_checks.cc
+  [[nodiscard]] MemberRecord decode(const std::string& text) const;
   void check_member(const MemberRecord& record) const;
   void assign_ids();
   void check(const std::vector<MemberRecord>& records) const;

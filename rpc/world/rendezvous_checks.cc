@@ -13,26 +13,37 @@
 
 namespace stitch::rpc {
 
-void Rendezvous::check_member(const MemberRecord& record) const {
-  const bool elastic = options_.world_size.is_elastic();
-  const bool ranked = record.rank != kNoRank;
-  const bool rank_fits = ranked ? record.rank >= 0 && record.rank < record.world_size : elastic;
-  const bool name_fits = is_worker_name(record.name) || (elastic && !ranked && record.name.empty());
-  if (!rank_fits || !name_fits) {
-    throw Error(ErrorCode::protocol,
-                "an entry in " + store_.describe() + " makes no sense: " + "worker \"" +
-                    base::printable(record.name.substr(0, kMaxShown)) + "\", rank " +
-                    std::to_string(record.rank) + " of " + std::to_string(record.world_size));
+MemberRecord Rendezvous::decode(const std::string& text) const {
+  try {
+    return MemberRecord::decode(text);
+  } catch (const Error& error) {
+    throw Error(error.code(),
+                "an entry in " + store_.describe() + " makes no sense: " + error.what());
   }
+}
+
+void Rendezvous::check_member(const MemberRecord& record) const {
+  const std::string name = base::printable(record.name.substr(0, kMaxShown));
+  const bool ranked = record.rank != kNoRank;
   if (record.world_size != options_.world_size.max() || record.founders != founders_) {
     const std::string theirs =
         record.founders == record.world_size
             ? std::to_string(record.world_size)
             : std::to_string(record.founders) + ':' + std::to_string(record.world_size);
     throw Error(ErrorCode::invalid_argument,
-                "worker \"" + record.name + "\" (rank " + std::to_string(record.rank) +
-                    ") expects a world of " + theirs + ", worker \"" + options_.name +
-                    "\" one of " + options_.world_size.str());
+                (name.empty() ? "a worker without a name" : "worker \"" + name + '"') +
+                    (ranked ? " (rank " + std::to_string(record.rank) + ')' : "") +
+                    " expects a world of " + theirs + ", worker \"" + options_.name + "\" one of " +
+                    options_.world_size.str());
+  }
+  const bool elastic = options_.world_size.is_elastic();
+  const bool rank_fits = ranked ? record.rank >= 0 && record.rank < record.world_size : elastic;
+  const bool name_fits = is_worker_name(record.name) || (elastic && !ranked && record.name.empty());
+  if (!rank_fits || !name_fits) {
+    throw Error(ErrorCode::protocol, "an entry in " + store_.describe() +
+                                         " makes no sense: " + "worker \"" + name + "\", rank " +
+                                         std::to_string(record.rank) + " of " +
+                                         std::to_string(record.world_size));
   }
 }
 
@@ -102,9 +113,7 @@ bool Rendezvous::stands(const Error& objection) {
   if (objection.code() == ErrorCode::protocol || has_failed()) return true;
   std::set<std::int64_t> slots;
   for (std::int64_t i = 0; i < founders_; ++i) slots.insert(i);
-  if (all_live(slots) || has_failed()) return true;
-  objected_to_ = records_;
-  return false;
+  return all_live(slots);
 }
 
 // At the deadline, with records missing: the error that says so. Where founders did not answer, and
@@ -144,8 +153,7 @@ std::vector<MemberRecord> Rendezvous::arrived_records() {
   std::vector<MemberRecord> records;
   const std::int64_t arrived = std::min(founders_, store_.add(key("arrived"), 0));
   for (std::int64_t i = 0; i < arrived; ++i) {
-    if (const auto text = store_.try_get(slot_key("member", i)))
-      records.push_back(MemberRecord::decode(*text));
+    if (const auto text = store_.try_get(slot_key("member", i))) records.push_back(decode(*text));
   }
   return records;
 }

@@ -35,21 +35,20 @@ bool Rendezvous::all_have_answered(std::int64_t question) {
   return true;
 }
 
-// Whether each of these founders answers within kAnswerTime. An answer to any question counts: who
-// has given it may have left since, with the error that all get. What is not known at the deadline
-// is taken for so.
+// Whether each of these founders answers within kAnswerTime. Once the founding has failed it does
+// not matter: who has said so has left. What is not known at the deadline is taken for so.
 bool Rendezvous::all_live(const std::set<std::int64_t>& slots) {
   constexpr std::chrono::milliseconds kPollInterval{10};
   if (slots.empty()) return true;
-  static_cast<void>(ask());
+  const auto question = ask();
   const auto give_up = Clock::now() + kAnswerTime;
   for (;;) {
     answer();
     const bool all = std::all_of(slots.begin(), slots.end(), [&](std::int64_t slot) {
-      return slot == slot_ || has_answered(slot, 1);
+      return slot == slot_ || has_answered(slot, question);
     });
     const auto now = Clock::now();
-    if (all || now >= deadline_) return true;
+    if (all || has_failed() || now >= deadline_) return true;
     if (now >= give_up) return false;
     std::this_thread::sleep_for(kPollInterval);  // the store tells of no change
   }
@@ -60,8 +59,12 @@ bool Rendezvous::all_live(const std::set<std::int64_t>& slots) {
 bool Rendezvous::former_life_is_silent(const MemberRecord& self, std::int64_t question) {
   for (std::int64_t i = 0; i < founders_; ++i) {
     const auto text = store_.try_get(slot_key("member", i));
-    if (text && in_one_place(MemberRecord::decode(*text), self) && !has_answered(i, question))
-      return true;
+    if (!text) continue;
+    try {
+      if (in_one_place(decode(*text), self) && !has_answered(i, question)) return true;
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::protocol) throw;  // those that found the world say it
+    }
   }
   return false;
 }

@@ -92,6 +92,19 @@ TEST_P(FoundingDeaths, ADeadWorkerThatExpectedAnotherWorldIsNotInTheWay) {
   expect_one_world(found_together({a_, b_}));
 }
 
+TEST_P(FoundingDeaths, ADeadWorkerOfAnElasticWorldIsNotInTheWayOfAFixedOne) {
+  leave({.world_size = "2:4"});
+  expect_one_world(found_together({a_, b_}));
+}
+
+TEST_P(FoundingDeaths, ARecordThatCannotBeReadFailsOneFoundingOnly) {
+  store().add("founding/0/arrived", 1);
+  store().set("founding/0/member/0", "of another version");
+  const Error error = error_of([&] { static_cast<void>(found(a_)); });
+  EXPECT_TRUE(has_text(error, ErrorCode::protocol, store().describe() + " makes no sense"));
+  expect_one_world(found_together({a_, b_}));
+}
+
 TEST_P(FoundingDeaths, ARestartedWorkerIsNoDuplicateOfItsFormerLife) {
   leave(a_);
   expect_one_world(found_one_after_the_other(a_, "member/1", b_));
@@ -164,12 +177,12 @@ TEST_P(FoundingDeaths, AFounderDiesRightBeforeItRecordsTheWorld) {
 TEST_P(FoundingDeaths, AFounderWithoutANameIsSilentForTooLong) {
   const Options nameless{.world_size = "2:4"};
   leave(nameless);
-  expect_one_world(found_together({nameless, nameless}, 300ms));
+  expect_one_world(found_together({nameless, nameless}, 600ms));
 }
 
 TEST_P(FoundingDeaths, ASlowFounderThatWasTakenForDeadMeetsTheOthersAgain) {
   std::vector<WorldRecord> records(2);
-  std::jthread other([&] { records[1] = found_together({b_}, 300ms)[0]; });
+  std::jthread other([&] { records[1] = found_together({b_}, 600ms)[0]; });
   auto slow = make_rendezvous(a_);
   ASSERT_TRUE(slow.meet(record_of(a_), [] { return false; }));
   const auto self = slow.self();
@@ -218,7 +231,7 @@ TEST_P(FoundingDeaths, AnObjectionIsOverOnceAnotherLifeOfItsWorkerIsThere) {
   const auto waits_in_vain = [&](Options options) {
     options.world_size = 3;
     return error_of([&] {
-      stitch::rpc::Rendezvous founding(options, store(), false, steady_clock::now() + 4s);
+      stitch::rpc::Rendezvous founding(options, store(), false, steady_clock::now() + 6s);
       while (!founding.meet(record_of(options), [] { return false; })) {
       }
     });
@@ -233,7 +246,7 @@ TEST_P(FoundingDeaths, AnObjectionIsOverOnceAnotherLifeOfItsWorkerIsThere) {
 TEST_P(FoundingDeaths, AnObjectionStandsWhereItsWorkerDoesNotComeBack) {
   leave({.name = "a", .rank = 0, .world_size = 4});
   const Error error = error_of([&] {
-    stitch::rpc::Rendezvous founding(b_, store(), false, steady_clock::now() + 3s);
+    stitch::rpc::Rendezvous founding(b_, store(), false, steady_clock::now() + 4s);
     while (!founding.meet(record_of(b_), [] { return false; })) {
     }
   });
