@@ -7,6 +7,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <optional>
+#include <utility>
 
 // In which order streams of devices make and use a gradient. Nothing here costs CPU tensors more
 // than a look at their device.
@@ -58,6 +59,22 @@ inline void keep_for(const at::Tensor& tensor, const c10::Stream& stream) {
 class ReadyPoint {
  public:
   explicit ReadyPoint(const c10::Stream& made_on) : stream_(made_on) {}
+  ReadyPoint(ReadyPoint&& other) noexcept
+      : stream_(other.stream_), event_(std::exchange(other.event_, std::nullopt)) {}
+  ReadyPoint& operator=(ReadyPoint&& other) noexcept {
+    std::swap(stream_, other.stream_);
+    std::swap(event_, other.event_);
+    return *this;
+  }
+  ~ReadyPoint() {
+    if (!event_) return;
+    try {
+      const c10::DeviceGuard on(stream_.device());
+      event_.reset();
+    } catch (...) {
+      // The device is lost; its event goes without the guard.
+    }
+  }
   // After what its stream has now. Without it, only the stream itself may use the gradient.
   void record() {
     const c10::DeviceGuard on(stream_.device());

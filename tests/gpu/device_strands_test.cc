@@ -179,6 +179,7 @@ TEST_F(DeviceStrands, TheFirstNodeThatFailsEndsThePassOnceAllHaveEnded) {
     slow_has_ended = true;
   });
   const at::Tensor failing = acting(leaf_on(1), [&] {
+    EXPECT_TRUE(gate.wait_for_arrival());  // no node begins after the first failure
     gate.open();
     throw std::runtime_error("the node of the device has failed");
   });
@@ -207,14 +208,17 @@ TEST_F(DeviceStrands, AContextEndsOnceTheNodesOfAllDevicesHave) {
   const auto done = context->backward_async({first, second});
   EXPECT_TRUE(on_cpu.wait_for_arrival());
   EXPECT_TRUE(on_device.wait_for_arrival());
+  std::atomic<bool> ending{false};
   std::atomic<bool> over{false};
   std::thread opening([&] {
+    EXPECT_TRUE(eventually([&] { return ending.load(); }));
     on_device.open();
     EXPECT_TRUE(eventually([&] { return ended == 1; }));
     std::this_thread::sleep_for(20ms);  // an end that waits for the first one only would be over
     EXPECT_FALSE(over);
     on_cpu.open();
   });
+  ending = true;
   context.reset();
   over = true;
   opening.join();

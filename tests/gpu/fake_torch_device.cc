@@ -215,7 +215,15 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     fake.check(state->device);
     return state->done;
   }
-  void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override {
+  void destroyEvent(void* event, const c10::DeviceIndex device) const noexcept override {
+    if (event == nullptr) return;
+    if (device != current_device) {
+      // Libtorch goes there and back, and the way back makes a context on a device that has none.
+      Fake& fake = Fake::get();
+      const std::unique_lock lock(fake.mutex);
+      fake.violations.push_back("an event of device " + std::to_string(device) +
+                                " ended on a thread of device " + std::to_string(current_device));
+    }
     delete static_cast<std::shared_ptr<EventState>*>(event);
   }
   bool queryStream(const c10::Stream& stream) const override {
