@@ -199,7 +199,8 @@ class Worker {
 // epoch, and a new one joins if the world is elastic; returns when all live members know it. Throws
 // Error: invalid_argument (an option, a variable, a duplicate name or rank, naming both workers; no
 // room in the world), timeout (naming who is missing), disconnected (the store cannot be reached).
-// Blocks for at most Options::init_timeout.
+// Blocks for at most Options::init_timeout, and 1 s more where a TCP store does not answer; a store
+// of the program's own (Options::store) has its own limits.
 [[nodiscard]] Worker init(Options options = {});
 
 // Makes a worker current on this thread for a block.

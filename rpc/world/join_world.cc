@@ -353,7 +353,7 @@ std::shared_ptr<Agent> join_world(Options options) {
   const std::shared_ptr<const transport::SecretKey> key =
       options.secret.empty() ? nullptr : transport::SecretKey::stretch(options.secret);
   wipe(options.secret);  // its text is not needed any more
-  OpenStore opened = open_store(options, key, loop);
+  OpenStore opened = open_store(options, key, loop, deadline);
   const Options given = options;
   for (;;) {
     try {
@@ -367,7 +367,7 @@ std::shared_ptr<Agent> join_world(Options options) {
     }
     options = given;
     options.init_timeout = deadline - std::chrono::steady_clock::now();
-    opened = open_store(options, key, loop);
+    opened = open_store(options, key, loop, deadline);
     options.init_timeout = given.init_timeout;
   }
 }

@@ -52,7 +52,8 @@ void check_open_network(const std::string& name, bool has_secret, const std::str
 }
 
 OpenStore open_store(const Options& options, std::shared_ptr<const transport::SecretKey> key,
-                     const std::shared_ptr<base::EventLoop>& loop) {
+                     const std::shared_ptr<base::EventLoop>& loop,
+                     std::chrono::steady_clock::time_point deadline) {
   const std::string restart = torchrun_restart(environment);
   const std::string prefix = restart.empty() ? "stitch" : "stitch/" + restart;
   OpenStore opened;
@@ -88,6 +89,9 @@ OpenStore open_store(const Options& options, std::shared_ptr<const transport::Se
   transport::TcpStoreOptions again = tcp;
   again.one_round = true;
   again.connect_timeout = OpenStore::kStoreTimeout;
+  // A server that hangs costs no request after the deadline a time limit of its own.
+  if (deadline < deadline.max() - OpenStore::kGraceTime)
+    tcp.deadline = deadline + OpenStore::kGraceTime;
   opened.served = true;
   opened.reopen = [loop, again, own_keys] {
     // The store uses the loop as long as it lives.

@@ -16,6 +16,9 @@ namespace stitch::rpc {
 struct OpenStore {
   // How long one request of a store from reopen() may take.
   static constexpr std::chrono::milliseconds kStoreTimeout{1000};
+  // How long after the deadline of a worker that starts it may still wait for answers of a TCP
+  // store, all requests together: it has to tell the others that it gives up.
+  static constexpr std::chrono::milliseconds kGraceTime{1000};
 
   std::shared_ptr<transport::Store> store;
   std::shared_ptr<void> server{};  // on the worker that hosts the store; ends with its last owner
@@ -29,11 +32,14 @@ struct OpenStore {
 
 // Opens the store that `options` names: Options::store, else that of init_method, which the worker
 // of rank 0 hosts if it is a TCP store. Its keys are those of this job, and under torchrun of this
-// restart of it. Blocks for at most options.init_timeout; errors as init(). `key` (may be null) is
-// stretched from options.secret. REQUIRES: options went through resolve_options().
+// restart of it. Blocks for at most options.init_timeout; errors as init(). No request to a TCP
+// store lasts beyond `deadline` + kGraceTime, so the store is for init() alone; the one from
+// reopen() has no such end. `key` (may be null) is stretched from options.secret. REQUIRES: options
+// went through resolve_options().
 [[nodiscard]] OpenStore open_store(const Options& options,
                                    std::shared_ptr<const transport::SecretKey> key,
-                                   const std::shared_ptr<base::EventLoop>& loop);
+                                   const std::shared_ptr<base::EventLoop>& loop,
+                                   std::chrono::steady_clock::time_point deadline);
 
 // Throws Error(invalid_argument) when worker `name` would listen on a network without a secret and
 // STITCH_INSECURE is not set: any host that reaches the port could call any registered function.

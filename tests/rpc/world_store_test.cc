@@ -1,13 +1,16 @@
-// How the keeper of a world's record gets on with a store that is lost, replaced or refuses it.
+// How the keeper of a world's record gets on with a store that is lost, replaced or refuses it, and
+// a worker that starts with one that hangs.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <future>
 #include <iterator>
 #include <memory>
 #include <mutex>
@@ -16,13 +19,16 @@
 #include <utility>
 #include <vector>
 
+#include "stitch/base/event_loop.h"
 #include "stitch/rpc/worker.h"
 #include "stitch/rpc/world/world_keeper.h"
 #include "stitch/rpc/world/world_record.h"
 #include "stitch/transport/store/file_store.h"
 #include "stitch/transport/store/hash_store.h"
 #include "stitch/transport/store/prefix_store.h"
+#include "stitch/transport/store/tcp_store.h"
 #include "tests/support/cluster.h"
+#include "tests/support/error_of.h"
 #include "tests/support/eventually.h"
 #include "tests/support/temporary_folder.h"
 
@@ -36,7 +42,9 @@ using stitch::rpc::OpenStore;
 using stitch::rpc::WorldKeeper;
 using stitch::rpc::WorldRecord;
 using stitch::testing::Cluster;
+using stitch::testing::error_of;
 using stitch::testing::eventually;
+using stitch::testing::has_text;
 using stitch::testing::TemporaryFolder;
 using stitch::transport::Store;
 namespace fs = std::filesystem;
@@ -285,6 +293,32 @@ TEST(WorldKeeper, LooksLessOftenForAStoreThatStaysAwayAndSaysNothing) {
   away = false;
   EXPECT_TRUE(eventually([&] { return store->try_get(world_key::kWorld).has_value(); }));
   EXPECT_EQ(printed.text(), "");
+}
+
+TEST(InitTimeout, BoundsInitAlsoWhereTheHostOfTheStoreHangs) {
+  using stitch::transport::TcpStoreOptions;
+  using stitch::transport::TcpStoreServer;
+  using Clock = std::chrono::steady_clock;
+  constexpr auto kLimit = 2s;
+  constexpr int kPorts = 16;  // that workers look at
+  stitch::base::EventLoop loop("store server");
+  // The store is at a port after that of a server of another job, which is free for this.
+  const TcpStoreServer other(loop, {});
+  const auto port = static_cast<std::uint16_t>(std::min<int>(other.port(), 65536 - kPorts));
+  const std::string method = "tcp://127.0.0.1:" + std::to_string(port);
+  const TcpStoreServer server(loop, {.port = port, .port_span = kPorts, .job = method});
+  const auto began = Clock::now();
+  std::promise<void> release;
+  loop.call_at(began + kLimit / 2, [held = release.get_future().share()] { held.wait(); });
+  const Error error = error_of([&] {
+    auto worker = stitch::init(
+        {.name = "b", .rank = 1, .world_size = 2, .init_method = method, .init_timeout = kLimit});
+  });
+  const auto took = Clock::now() - began;
+  release.set_value();
+  EXPECT_TRUE(has_text(error, ErrorCode::timeout, "unknown, as the store does not answer"));
+  EXPECT_GE(took, kLimit);
+  EXPECT_LT(took, kLimit + OpenStore::kGraceTime + 1s);  // a second for the machine
 }
 
 }  // namespace

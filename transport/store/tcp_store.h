@@ -26,6 +26,9 @@ struct TcpStoreOptions {
   bool one_round = false;  // client: fails when every port has been tried once
   std::chrono::milliseconds connect_timeout{
       30'000};  // also the limit of calls that have no timeout of their own
+  // Client: connecting and all calls end by then, whatever their own limits are; a call after it
+  // fails at once.
+  std::chrono::steady_clock::time_point deadline = std::chrono::steady_clock::time_point::max();
   // Server: a limit for the memory of values and waits of all clients; above it requests fail with
   // `overloaded`. The same limit applies to frames that are incomplete or unsent; above it
   // connections end with `overloaded`.

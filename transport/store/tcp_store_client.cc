@@ -61,9 +61,11 @@ class Calls final : public FrameReceiver, public std::enable_shared_from_this<Ca
     if (failure_) throw Error(*failure_);
   }
 
-  // Sends a request and waits for its result. `write` writes the request after its id.
+  // Sends a request and waits for its result, at most until `limit` and the deadline of the client.
+  // `write` writes the request after its id.
   template <class WriteRequest>
-  base::Bytes call(Deadline deadline, WriteRequest write) STITCH_EXCLUDES(mutex_) {
+  base::Bytes call(Deadline limit, WriteRequest write) STITCH_EXCLUDES(mutex_) {
+    const Deadline deadline = std::min(limit, options_.deadline);
     if (loop_.on_loop_thread())
       throw Error(ErrorCode::invalid_argument,
                   name() + " cannot be used on the thread of its event loop");

@@ -57,16 +57,16 @@ void TcpStoreConnector::guard(Work work) noexcept {
 
 void TcpStoreConnector::start() {
   guard([this] {
-    overall_timer_ =
-        loop_.call_at(base::deadline_after(options_.connect_timeout), [self = shared_from_this()] {
-          self->guard([&] {
-            const Error& last = self->refusal_ ? *self->refusal_ : self->cause_;
-            self->finish(
-                Error(last.code(), self->name_ + " cannot be reached within " +
-                                       std::to_string(self->options_.connect_timeout.count()) +
-                                       " ms: " + last.what()));
-          });
-        });
+    const auto until =
+        std::min(base::deadline_after(options_.connect_timeout), options_.deadline);
+    overall_timer_ = loop_.call_at(until, [self = shared_from_this()] {
+      self->guard([&] {
+        const Error& last = self->refusal_ ? *self->refusal_ : self->cause_;
+        self->finish(Error(last.code(), self->name_ + " cannot be reached within " +
+                                            std::to_string(self->options_.connect_timeout.count()) +
+                                            " ms: " + last.what()));
+      });
+    });
     resolve();
   });
 }
