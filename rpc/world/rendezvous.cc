@@ -105,6 +105,7 @@ std::optional<std::vector<Rendezvous::Founder>> Rendezvous::meet(
   for (std::size_t i = 0; i < records_.size(); ++i) founders.push_back({ids_[i], records_[i]});
   std::sort(founders.begin(), founders.end(),
             [](const Founder& a, const Founder& b) { return a.id < b.id; });
+  go_away();
   return founders;
 }
 
@@ -132,6 +133,7 @@ std::optional<std::vector<MemberCard>> Rendezvous::exchange(const MemberCard& ow
   base::Bytes bytes;
   base::ByteWriter out(bytes);
   own.write(out);
+  answer();  // first: who sees the card takes this worker for one that answers
   store_.set(slot_key("card", slot_),
              std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
   std::vector<MemberCard> cards;

@@ -32,8 +32,11 @@ namespace stitch::rpc {
 // 1. Who takes a slot writes its record at once. Without one after kRecordTime it is dead.
 // 2. Of two founders with one name or rank, one may be a former life of the other. If each answers
 //    within kAnswerTime, both live, and all workers get an error.
-// 3. A worker that finds all slots taken, one of them under its own name or rank: as 2.
-// 4. Any other founder may be making its endpoints, and not answer meanwhile: `silent_time`.
+// 3. A worker that finds all slots taken, one of them under its own name or rank: as 2, unless that
+//    founder is away: 4.
+// 4. A founder that knows all others makes its endpoints, and does not answer meanwhile:
+//    `silent_time`. It says before that it is away, and answers before it publishes its card; so
+//    one that is not away has had the time to answer.
 // Lives within join_world(). Thread contract: one thread. Every method throws Error(timeout) once
 // the deadline has passed, and what the store throws.
 class Rendezvous {
@@ -98,6 +101,8 @@ class Rendezvous {
   [[nodiscard]] std::int64_t ask();
   void answer();
   void answer_if_due();
+  void go_away();
+  [[nodiscard]] bool is_away(std::int64_t slot);
   [[nodiscard]] bool has_answered(std::int64_t slot, std::int64_t question);
   [[nodiscard]] bool all_have_answered(std::int64_t question);
   [[nodiscard]] bool all_live(const std::set<std::int64_t>& slots);

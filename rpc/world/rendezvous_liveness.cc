@@ -7,6 +7,10 @@
 
 namespace stitch::rpc {
 
+namespace {
+constexpr const char* kAway = " away";  // behind the number of an answer
+}  // namespace
+
 // Asks all founders. Returns the number of the question.
 std::int64_t Rendezvous::ask() { return store_.add(key("question"), 1); }
 
@@ -22,6 +26,16 @@ void Rendezvous::answer() {
 // The same while it reads what is there, which takes long in a large world.
 void Rendezvous::answer_if_due() {
   if (Clock::now() - last_look_ >= kLookInterval) answer();
+}
+
+// This worker does not answer until its card is there.
+void Rendezvous::go_away() {
+  store_.set(slot_key("answer", slot_), std::to_string(answered_) + kAway);
+}
+
+bool Rendezvous::is_away(std::int64_t slot) {
+  const auto text = store_.try_get(slot_key("answer", slot));
+  return text && text->ends_with(kAway) && !store_.try_get(slot_key("card", slot));
 }
 
 bool Rendezvous::has_answered(std::int64_t slot, std::int64_t question) {
@@ -55,16 +69,19 @@ bool Rendezvous::all_live(const std::set<std::int64_t>& slots) {
 }
 
 // For a worker that has found all slots taken and asked, kAnswerTime ago: whether one of them is in
-// its place and has not answered.
+// its place, not away, and has not answered.
 bool Rendezvous::former_life_is_silent(const MemberRecord& self, std::int64_t question) {
   for (std::int64_t i = 0; i < founders_; ++i) {
     const auto text = store_.try_get(slot_key("member", i));
     if (!text) continue;
     try {
-      if (in_one_place(decode(*text), self) && !has_answered(i, question)) return true;
+      if (!in_one_place(decode(*text), self)) continue;
     } catch (const Error& error) {
-      if (error.code() != ErrorCode::protocol) throw;  // those that found the world say it
+      if (error.code() != ErrorCode::protocol) throw;
+      continue;  // those that read it as founders say it
     }
+    // In this order: one that comes back in between has answered.
+    if (!is_away(i) && !has_answered(i, question)) return true;
   }
   return false;
 }

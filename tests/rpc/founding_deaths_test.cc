@@ -197,6 +197,42 @@ TEST_P(FoundingDeaths, ASlowFounderThatWasTakenForDeadMeetsTheOthersAgain) {
   expect_one_world(records);
 }
 
+TEST_P(FoundingDeaths, AFounderThatMakesItsEndpointsIsNotTakenForDeadByADuplicate) {
+  std::vector<WorldRecord> records(2);
+  std::jthread other([&] { records[1] = found_together({b_})[0]; });
+  auto slow = make_rendezvous(a_);
+  ASSERT_TRUE(slow.meet(record_of(a_), [] { return false; }));
+  std::jthread duplicate([&] {
+    auto late = make_rendezvous(a_);
+    try {
+      EXPECT_FALSE(late.meet(record_of(a_),
+                             [&] { return store().try_get(keys::kWorld).has_value(); }));
+    } catch (const Error& error) {  // it came to that before the world was recorded
+      EXPECT_TRUE(has_text(error, ErrorCode::invalid_argument, "\"a\" is one too many"));
+    }
+  });
+  EXPECT_FALSE(eventually([&] { return generation() > 0; }, 1500ms)) << "it was taken for dead";
+  records[0].number = slow.world_number();
+  records[0].size = a_.world_size;
+  const auto cards = slow.exchange({slow.self(), {"here:a"}, record_of(a_).encode()});
+  ASSERT_TRUE(cards);
+  for (const auto& card : *cards) records[0].entries.push_back({card, true});
+  EXPECT_TRUE(slow.finish(records[0]));
+  other.join();
+  duplicate.join();
+  expect_one_world(records);
+}
+
+// Its next life waits as long as all others do.
+TEST_P(FoundingDeaths, AFounderDiesWhileItMakesItsEndpoints) {
+  std::vector<WorldRecord> records(2);
+  std::jthread other([&] { records[1] = found_together({b_})[0]; });
+  ASSERT_TRUE(make_rendezvous(a_).meet(record_of(a_), [] { return false; }));
+  records[0] = found_together({a_}, 1500ms)[0];
+  other.join();
+  expect_one_world(records);
+}
+
 TEST_P(FoundingDeaths, AWorkerThatGaveUpIsNotInTheWayOfTheNext) {
   {
     const Error error = error_of([&] {
