@@ -231,9 +231,7 @@ void run_function(const std::shared_ptr<rpc::IncomingCall>& call, Invoke invoke,
         return;
       }
       awaited->take(std::move(future), std::move(arguments), std::move(delivery));
-      if constexpr (std::is_same_v<Delivery, ReplyDelivery>) {
-        if (!awaited->ready()) rpc::stops_with(*call, awaited);
-      }
+      if (!awaited->ready()) rpc::stops_with(*call, awaited);
       awaited->wait();
     } else if constexpr (std::is_void_v<Result>) {
       apply();

@@ -156,6 +156,7 @@ void IncomingCall::run_keeping(void* object, KeepResult sink) {
   }
   const ExecutionContextScope scope(context_);
   const Running running(*this);
+  keeps_ = true;
   others_poll();  // what waits for the object may run here after the answer
   if (context_.streams) [[unlikely]]
     sink = keep_when_done(std::move(sink));
@@ -228,7 +229,7 @@ void IncomingCall::give_up_work() {
   {
     base::MutexLock lock(work_mutex_);
     work = work_.lock();
-    if (!work || std::exchange(work_given_up_, true)) return;
+    if (!work || (keeps_ && !answered_.load()) || std::exchange(work_given_up_, true)) return;
   }
   work->give_up();
 }

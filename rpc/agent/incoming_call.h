@@ -152,7 +152,8 @@ class IncomingCall : public std::enable_shared_from_this<IncomingCall> {
   // answer, on the thread in run().
   void others_poll() noexcept { polls_after_answer_ = false; }
 
-  // When its stop is requested, gives up that work, once.
+  // When its stop is requested, gives up that work, once. That of run_keeping() only if the call
+  // has been answered by then.
   void stops_with(std::weak_ptr<AwaitedWork> work) STITCH_EXCLUDES(work_mutex_);
   // Requests stop of the handler's stop token. Stop callbacks run on dedicated threads.
   void request_stop();
@@ -227,6 +228,7 @@ class IncomingCall : public std::enable_shared_from_this<IncomingCall> {
   std::atomic<int> waits_{0};                         // inside that
   Clock::time_point due_ = Clock::time_point::max();  // as its caller has said; constant
   bool prepared_ = false;
+  bool keeps_ = false;              // run_keeping() was called; written before stops_with()
   bool polls_after_answer_ = true;  // the thread in run()
   std::atomic<bool> answered_{false};
 };

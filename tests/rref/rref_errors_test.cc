@@ -263,6 +263,27 @@ TEST(RRefErrors, WaitsForACreationEndAtTheTimeLimitOfACall) {
   gate.close();
 }
 
+std::atomic<int> stopped_below{0};
+int wait_for_stop() {
+  const auto token = current_stop_token();
+  if (eventually([&] { return token.stop_requested(); })) ++stopped_below;
+  return 1;
+}
+Future<int> wait_below() {
+  co_return co_await rpc_async<&wait_for_stop>({.to = "worker0", .timeout = 0s});
+}
+
+TEST(RRefErrors, ACoroutineWhoseCreationTimesOutStopsWhatItAwaits) {
+  stopped_below = 0;
+  Cluster cluster(2);
+  {
+    const auto late = remote<&wait_below>({.to = "worker1", .timeout = 1s});
+    EXPECT_EQ(error_of([&] { (void)late.to_here(); }).code(), ErrorCode::timeout);
+    EXPECT_TRUE(eventually([] { return stopped_below == 1; }, 10s));
+  }
+  EXPECT_TRUE(eventually([&] { return tables_empty(cluster); })) << tables(cluster);
+}
+
 TEST(RRefErrors, ACreationThatAsksForItIsRefusedAtOnceWhereItsOwnerIsFull) {
   gate.close();
   Cluster cluster(2, [](Options& options) { options.max_inflight_calls = 1; });
