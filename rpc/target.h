@@ -26,7 +26,7 @@ enum class WhenFull : std::uint8_t { wait, refuse };
 
 // Whom to call and for how long to wait: implicit from a name, a WorkerId, a WorkerInfo, or
 // `{.to = "ps0", .timeout = 5s}`. A timeout of zero means none; without one Options::rpc_timeout
-// counts.
+// counts. In a `co_await`, give a braced one a name: g++ 12 destroys it twice there.
 //
 // `{.to = "ps0", .into = tensor}` or Target("ps0").into(tensor): rpc_sync and rpc_async of a
 // function that returns a tensor receive it into this one and return it, no matter how the result

@@ -1,13 +1,12 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <c10/core/DeviceGuard.h>
-#include <c10/core/Event.h>
 #include <c10/core/Stream.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <optional>
-#include <utility>
+
+#include "stitch/rpc/message/device_event.h"
 
 // In which order streams of devices make and use a gradient. Nothing here costs CPU tensors more
 // than a look at their device.
@@ -31,12 +30,7 @@ namespace stitch::dist_autograd {
 // Has what `later` does from now on wait for what `earlier` has now.
 inline void order_streams(const c10::Stream& earlier, const c10::Stream& later) {
   if (earlier == later) return;
-  // Libtorch goes back to the thread's device after each call: on one that has none yet, that would
-  // create a context.
-  const c10::DeviceGuard on(earlier.device());
-  c10::Event done(earlier.device_type());
-  done.record(earlier);
-  done.block(later);
+  rpc::DeviceEvent(earlier).block(later);
 }
 
 // The memory of a tensor on a device is not used again, once the tensor is gone, before what
@@ -59,38 +53,17 @@ inline void keep_for(const at::Tensor& tensor, const c10::Stream& stream) {
 class ReadyPoint {
  public:
   explicit ReadyPoint(const c10::Stream& made_on) : stream_(made_on) {}
-  ReadyPoint(ReadyPoint&& other) noexcept
-      : stream_(other.stream_), event_(std::exchange(other.event_, std::nullopt)) {}
-  ReadyPoint& operator=(ReadyPoint&& other) noexcept {
-    std::swap(stream_, other.stream_);
-    std::swap(event_, other.event_);
-    return *this;
-  }
-  ~ReadyPoint() {
-    if (!event_) return;
-    try {
-      const c10::DeviceGuard on(stream_.device());
-      event_.reset();
-    } catch (...) {
-      // The device is lost; its event goes without the guard.
-    }
-  }
   // After what its stream has now. Without it, only the stream itself may use the gradient.
-  void record() {
-    const c10::DeviceGuard on(stream_.device());
-    event_.emplace(stream_.device_type()).record(stream_);
-  }
+  void record() { event_.emplace(stream_); }
   [[nodiscard]] const c10::Stream& stream() const noexcept { return stream_; }
   // Has what `user` does from now on wait for it. REQUIRES: recorded, or `user` is its stream.
   void wait_on(const c10::Stream& user) const {
-    if (user == stream_) return;
-    const c10::DeviceGuard on(user.device());
-    event_->block(user);
+    if (user != stream_) event_->block(user);
   }
 
  private:
   c10::Stream stream_;
-  std::optional<c10::Event> event_;
+  std::optional<rpc::DeviceEvent> event_;
 };
 
 }  // namespace stitch::dist_autograd

@@ -36,9 +36,7 @@ void DeviceGate::add(const c10::Stream& stream) {
     // On its device: a thread that has none would create a context on the first one.
     const c10::DeviceGuard on(stream.device());
     if (c10::impl::VirtualGuardImpl(stream.device_type()).queryStream(stream)) return;
-    c10::Event event(stream.device_type());
-    event.record(stream);
-    marks_.push_back({std::move(event), stream.device()});
+    marks_.emplace_back(stream);
   } catch (const std::exception& exception) {
     throw device_error("device " + stream.device().str() + " has failed", exception);
   }
@@ -53,11 +51,10 @@ bool DeviceGate::open() {
   const transport::gpu::RelaxedCapture relaxed(cuda_of_process());
   while (!marks_.empty()) {
     try {
-      const c10::DeviceGuard on(marks_.back().device);  // likewise
-      if (!marks_.back().event.query()) return false;
+      if (!marks_.back().query()) return false;
       marks_.pop_back();
     } catch (const std::exception& exception) {
-      throw device_error("device " + marks_.back().device.str() + " has failed", exception);
+      throw device_error("device " + marks_.back().device().str() + " has failed", exception);
     }
   }
   return true;

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <c10/core/Event.h>
 #include <c10/core/Stream.h>
 
 #include <chrono>
@@ -11,6 +10,7 @@
 
 #include "stitch/base/error.h"
 #include "stitch/rpc/future/current_streams.h"
+#include "stitch/rpc/message/device_event.h"
 
 namespace stitch::rpc {
 
@@ -34,11 +34,7 @@ class DeviceGate {
   [[nodiscard]] bool opens_within(std::chrono::microseconds time);
 
  private:
-  struct Mark {
-    c10::Event event;
-    c10::Device device;
-  };
-  std::vector<Mark> marks_;
+  std::vector<DeviceEvent> marks_;
   std::vector<at::Tensor> kept_;
 };
 

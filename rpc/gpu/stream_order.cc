@@ -1,13 +1,12 @@
 // How streams are put in order: what of StreamSet needs CUDA itself.
 #include "stitch/rpc/gpu/stream_order.h"
 
-#include <c10/core/DeviceGuard.h>
-#include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <utility>
 
 #include "stitch/rpc/future/current_streams.h"
+#include "stitch/rpc/message/device_event.h"
 #include "stitch/transport/gpu/gpu_libraries.h"
 #include "stitch/transport/gpu/relaxed_capture.h"
 
@@ -23,12 +22,7 @@ void order(const c10::Stream& earlier, const c10::Stream& later) {
   if (earlier == later) return;
   const transport::gpu::RelaxedCapture relaxed(transport::gpu::GpuLibraries::of_process().cuda());
   if (cuda().queryStream(earlier)) return;
-  // Libtorch goes back to the thread's device after each call: on one that has none yet, that would
-  // create a context.
-  const c10::DeviceGuard on(earlier.device());
-  c10::Event done(c10::kCUDA);
-  done.record(earlier);
-  done.block(later);
+  DeviceEvent(earlier).block(later);
 }
 
 std::shared_ptr<const StreamSet> StreamSet::from_pool() {

@@ -29,7 +29,7 @@ namespace fake = stitch::testing::fake_device;
 
 class AutogradStreams : public ::testing::TestWithParam<std::uint64_t> {
  protected:
-  void TearDown() override { EXPECT_TRUE(fake::take_violations().empty()); }
+  void TearDown() override { EXPECT_EQ(fake::take_violations(), std::vector<std::string>{}); }
 };
 INSTANTIATE_TEST_SUITE_P(Seeds, AutogradStreams, ::testing::Range<std::uint64_t>(1, 6));
 
@@ -127,7 +127,7 @@ TEST(AutogradStreamsThatAreStopped, GradientsOfOneMessageToTwoDevicesAreSentOnce
                                  with_late_gradient(received[1], 5)});
   EXPECT_TRUE(holds(context.gradient(first), 0, 6));
   EXPECT_TRUE(holds(context.gradient(second), 1, 10));
-  EXPECT_TRUE(fake::take_violations().empty());
+  EXPECT_EQ(fake::take_violations(), std::vector<std::string>{});
 }
 
 TEST(AutogradStreamsThatAreStopped, GradientsFromSeveralStreamsAreAddedOnceEachIsWritten) {
@@ -143,7 +143,7 @@ TEST(AutogradStreamsThatAreStopped, GradientsFromSeveralStreamsAreAddedOnceEachI
   backward_with_stopped_streams(context, losses);
   EXPECT_TRUE(holds(context.gradient(first), 0, 30));
   EXPECT_TRUE(holds(context.gradient(second), 1, 30));
-  EXPECT_TRUE(fake::take_violations().empty());
+  EXPECT_EQ(fake::take_violations(), std::vector<std::string>{});
 }
 
 TEST(AutogradStreamsThatAreStopped, LeavesAddWhatSeveralStreamsWrite) {
@@ -155,7 +155,7 @@ TEST(AutogradStreamsThatAreStopped, LeavesAddWhatSeveralStreamsWrite) {
         context, {with_late_gradient(parameter, 3), with_late_gradient(parameter, 5)});
     EXPECT_TRUE(holds(context.gradient(parameter), 1, static_cast<float>(8 * pass)));
   }
-  EXPECT_TRUE(fake::take_violations().empty());
+  EXPECT_EQ(fake::take_violations(), std::vector<std::string>{});
 }
 
 TEST_P(AutogradStreams, GradientsFromSeveralStreamsAreAddedOnceEachIsWritten) {
@@ -251,7 +251,7 @@ TEST(AutogradStreamsOfReaders, WhatOneNodeStillReadsIsNotAddedToForAnother) {
   delete held_by_node;
   EXPECT_TRUE(all_are(context.gradient(second), 1));
   EXPECT_TRUE(all_are(context.gradient(first), 4));
-  EXPECT_TRUE(fake::take_violations().empty());
+  EXPECT_EQ(fake::take_violations(), std::vector<std::string>{});
 }
 
 TEST(AutogradStreamsOfReaders, WhatAStreamStillReadsIsNotAddedTo) {
@@ -270,7 +270,7 @@ TEST(AutogradStreamsOfReaders, WhatAStreamStillReadsIsNotAddedTo) {
   }
   EXPECT_TRUE(all_are(read, 5));
   EXPECT_TRUE(all_are(context.gradient(parameter), 10));
-  EXPECT_TRUE(fake::take_violations().empty());
+  EXPECT_EQ(fake::take_violations(), std::vector<std::string>{});
 }
 
 }  // namespace

@@ -64,7 +64,7 @@ class DeviceStrands : public ::testing::Test {
  protected:
   void TearDown() override {
     actions.clear();
-    EXPECT_TRUE(fake::take_violations().empty());
+    EXPECT_EQ(fake::take_violations(), std::vector<std::string>{});
   }
   // A loss with a node of the device (-1: the CPU) whose backward does that.
   static at::Tensor acting(const at::Tensor& leaf, std::function<void()> action) {

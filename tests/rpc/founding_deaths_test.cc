@@ -205,8 +205,8 @@ TEST_P(FoundingDeaths, AFounderThatMakesItsEndpointsIsNotTakenForDeadByADuplicat
   std::jthread duplicate([&] {
     auto late = make_rendezvous(a_);
     try {
-      EXPECT_FALSE(late.meet(record_of(a_),
-                             [&] { return store().try_get(keys::kWorld).has_value(); }));
+      EXPECT_FALSE(
+          late.meet(record_of(a_), [&] { return store().try_get(keys::kWorld).has_value(); }));
     } catch (const Error& error) {  // it came to that before the world was recorded
       EXPECT_TRUE(has_text(error, ErrorCode::invalid_argument, "\"a\" is one too many"));
     }

@@ -270,7 +270,8 @@ int wait_for_stop() {
   return 1;
 }
 Future<int> wait_below() {
-  co_return co_await rpc_async<&wait_for_stop>({.to = "worker0", .timeout = 0s});
+  const stitch::Target caller{.to = "worker0", .timeout = 0s};
+  co_return co_await rpc_async<&wait_for_stop>(caller);
 }
 
 TEST(RRefErrors, ACoroutineWhoseCreationTimesOutStopsWhatItAwaits) {

@@ -57,8 +57,7 @@ void TcpStoreConnector::guard(Work work) noexcept {
 
 void TcpStoreConnector::start() {
   guard([this] {
-    const auto until =
-        std::min(base::deadline_after(options_.connect_timeout), options_.deadline);
+    const auto until = std::min(base::deadline_after(options_.connect_timeout), options_.deadline);
     overall_timer_ = loop_.call_at(until, [self = shared_from_this()] {
       self->guard([&] {
         const Error& last = self->refusal_ ? *self->refusal_ : self->cause_;
