@@ -348,7 +348,7 @@ void Agent::post_for_device(c10::Device device, base::UniqueFunction<void()> tas
 
 void Agent::run_stop(std::stop_source source) {
   if (forked()) {
-    source.request_stop();
+    StopFlag::request_stop(std::move(source));
   } else {
     served_calls_.stop_callbacks().run(std::move(source));
   }

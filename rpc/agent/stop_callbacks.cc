@@ -3,12 +3,14 @@
 #include <exception>
 #include <utility>
 
+#include "stitch/rpc/future/execution_context.h"
+
 namespace stitch::rpc {
 
 void StopCallbacks::run(std::stop_source source) {
   std::shared_ptr<ThreadPool> pool;
   base::UniqueFunction<void()> task = [source = std::move(source)]() mutable {
-    source.request_stop();
+    StopFlag::request_stop(std::move(source));
   };
   try {
     base::MutexLock lock(mutex_);

@@ -2,6 +2,7 @@
 
 #include <ATen/core/grad_mode.h>
 
+#include <new>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -89,8 +90,52 @@ void Continuation::perform(Work& work) {
   work.task();
 }
 
+namespace {
+
+// The request_stop() that runs on this thread, the innermost one.
+struct StopRequest {
+  int nested = 0;  // sources inside one another whose callbacks run
+  std::vector<std::stop_source> later{};
+};
+thread_local StopRequest* stop_request_here = nullptr;
+
+}  // namespace
+
+void StopFlag::request_stop(std::stop_source source) {
+  StopRequest request;
+  auto* const outer = std::exchange(stop_request_here, &request);
+  source.request_stop();
+  for (std::size_t i = 0; i < request.later.size(); ++i) {  // more are added meanwhile
+    source = std::move(request.later[i]);
+    source.request_stop();
+  }
+  stop_request_here = outer;
+}
+
+void StopFlag::PassOn::operator()() {
+  std::stop_source inside = std::move(to);  // this object may be destroyed by a callback in there
+  StopRequest* const request = stop_request_here;
+  if (request == nullptr) {
+    StopFlag::request_stop(std::move(inside));
+    return;
+  }
+  if (request->nested == kMaxNestedStops) {
+    try {
+      request->later.push_back(inside);
+      return;
+    } catch (const std::bad_alloc&) {
+      // Here, then.
+    }
+    inside.request_stop();
+    return;
+  }
+  ++request->nested;
+  inside.request_stop();
+  --request->nested;
+}
+
 void StopFlag::request() {
-  if (auto source = raise()) source->request_stop();
+  if (auto source = raise()) request_stop(std::move(*source));
 }
 
 std::optional<std::stop_source> StopFlag::raise() {
@@ -105,7 +150,7 @@ void StopFlag::request_apart() {
   if (const auto runtime = runtime_.lock()) {
     runtime->run_stop(std::move(*source));
   } else {
-    source->request_stop();
+    request_stop(std::move(*source));
   }
 }
 
@@ -114,14 +159,19 @@ std::optional<std::stop_token> StopFlag::made_token() {
   return source_ ? std::optional(source_->get_token()) : std::nullopt;
 }
 
+// The code of a coroutine may have taken the token of the flag around its own before it first
+// awaited something. Those further out are for other coroutines to show: each of many that are
+// nested would go through all of them.
 void StopFlag::show() {
   for (StopFlag* flag = this; flag != nullptr; flag = flag->outer_.get()) {
+    if (!flag->requested_.load(std::memory_order_acquire)) continue;
     std::optional<std::stop_source> source;
     {
       base::MutexLock lock(flag->mutex_);
-      if (flag->requested_.load(std::memory_order_acquire)) source = flag->source_;
+      source = flag->source_;
     }
-    if (source) source->request_stop();
+    if (source) request_stop(std::move(*source));
+    if (flag != this) return;
   }
 }
 
@@ -133,7 +183,9 @@ void StopFlag::make_token(bool requested) {
   source_.emplace();
   // It has no callbacks yet.
   if (requested || requested_.load(std::memory_order_acquire)) source_->request_stop();
-  if (outer) of_outer_.emplace(std::move(*outer), PassOn{*source_});
+  if (!outer) return;
+  of_outer_.emplace(*outer, PassOn{*source_});
+  if (outer->stop_requested()) source_->request_stop();  // it may have been left for later
 }
 
 // From the outermost that has none inwards: coroutines may be nested as deeply as memory allows.

@@ -38,12 +38,18 @@ class StopFlag {
   void request() STITCH_EXCLUDES(mutex_);
   // The same for a thread that must not wait: stop callbacks run on one that may.
   void request_apart() STITCH_EXCLUDES(mutex_);
-  // If it was requested, the token says so from here on: stop callbacks that have not begun run
-  // here.
+  // If it was requested, the token says so from here on, and so does that of the next one outwards
+  // that was: stop callbacks that have not begun run here.
   void show() STITCH_EXCLUDES(mutex_);
-  // As request(), but leaves it to the caller to request the stop of the source, which runs the
-  // stop callbacks. Empty when that is not needed: no token was taken, or it was requested before.
+  // As request(), but leaves it to the caller to call request_stop() with the source, which runs
+  // the stop callbacks. Empty when that is not needed: no token was taken, or it was requested
+  // before.
   [[nodiscard]] std::optional<std::stop_source> raise() STITCH_EXCLUDES(mutex_);
+  // Requests the stop of a source, and of those inside it, each amid the callbacks of the one
+  // around it; beyond kMaxNestedStops after these, so that coroutines may be nested as deeply as
+  // memory allows. Returns once all have been requested.
+  static void request_stop(std::stop_source source);
+  static constexpr int kMaxNestedStops = 256;
   [[nodiscard]] bool requested() const noexcept {
     for (const StopFlag* flag = this; flag != nullptr; flag = flag->outer_.get()) {
       if (flag->requested_.load(std::memory_order_acquire)) return true;
@@ -61,7 +67,7 @@ class StopFlag {
  private:
   struct PassOn {
     std::stop_source to;
-    void operator()() { to.request_stop(); }
+    void operator()();
   };
   // The token, if there is one.
   [[nodiscard]] std::optional<std::stop_token> made_token() STITCH_EXCLUDES(mutex_);

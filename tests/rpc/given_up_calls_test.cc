@@ -149,9 +149,10 @@ struct Nest {
   std::stop_token token;
 };
 
-// A stop goes through the tokens of all of them, and takes some 200 bytes of stack for each.
+// A stop goes through the tokens of all of them, and neither takes stack for each nor has each look
+// at all that it is inside.
 TEST(GivenUpCalls, CoroutinesMayBeNestedDeeplyAndStopped) {
-  Nest nest(kDepth);
+  Nest nest(kLargeFrames ? 20'000 : 200'000);
   const auto outermost = nest.enter_all();
   ASSERT_TRUE(nest.token.stop_possible());
   EXPECT_FALSE(nest.token.stop_requested());
@@ -162,18 +163,21 @@ TEST(GivenUpCalls, CoroutinesMayBeNestedDeeplyAndStopped) {
 
 // A stop callback that stops something else, and goes on once that has ended.
 TEST(GivenUpCalls, AStopInsideAStopIsCompleteWhenItReturns) {
-  Nest nest(3);
-  Nest other(3);
-  const auto outermost = nest.enter_all();
-  const auto of_other = other.enter_all();
-  ASSERT_TRUE(nest.token.stop_possible());
-  bool complete = false;
-  const std::stop_callback stop_other(nest.token, [&] {
-    of_other.cancel();
-    complete = other.token.stop_requested() && of_other.ready();
-  });
-  outermost.cancel();
-  EXPECT_TRUE(complete);
+  constexpr std::size_t kDepths[] = {3, 3 * stitch::rpc::StopFlag::kMaxNestedStops};
+  for (const std::size_t depth : kDepths) {
+    Nest nest(depth);
+    Nest other(depth);
+    const auto outermost = nest.enter_all();
+    const auto of_other = other.enter_all();
+    ASSERT_TRUE(nest.token.stop_possible());
+    bool complete = false;
+    const std::stop_callback stop_other(nest.token, [&] {
+      of_other.cancel();
+      complete = other.token.stop_requested() && of_other.ready();
+    });
+    outermost.cancel();
+    EXPECT_TRUE(complete) << depth;
+  }
 }
 
 Future<int> shared;
