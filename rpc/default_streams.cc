@@ -2,6 +2,7 @@
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include "stitch/base/error.h"
 #include "stitch/rpc/future/current_streams.h"
 #include "stitch/rpc/gpu/stream_order.h"
 
@@ -22,16 +23,27 @@ void for_each_other_stream(F f) {
   }
 }
 
+// Nothing runs on a device that is lost: only calls that use it fail, by its name.
+void order_if_there(const c10::Stream& earlier, const c10::Stream& later) {
+  try {
+    order(earlier, later);
+  } catch (const Error&) {
+    if (!is_lost(earlier.device())) throw;
+  }
+}
+
 }  // namespace
 
 void default_streams_wait_for_current() {
-  for_each_other_stream(
-      [](const c10::Stream& current, const c10::Stream& standard) { order(current, standard); });
+  for_each_other_stream([](const c10::Stream& current, const c10::Stream& standard) {
+    order_if_there(current, standard);
+  });
 }
 
 void current_streams_wait_for_default() {
-  for_each_other_stream(
-      [](const c10::Stream& current, const c10::Stream& standard) { order(standard, current); });
+  for_each_other_stream([](const c10::Stream& current, const c10::Stream& standard) {
+    order_if_there(standard, current);
+  });
 }
 
 }  // namespace stitch::rpc

@@ -4,7 +4,7 @@ namespace stitch::rpc {
 
 // Work without tensors on devices in its request runs under default streams. Each function concerns
 // the calling thread's current streams, of all CUDA devices on which these are not the default
-// ones; nothing waits on the host. Thread contract: any thread.
+// ones, but for devices that are lost; nothing waits on the host. Thread contract: any thread.
 
 // Default streams run what is queued from now on after what the current streams have now.
 void default_streams_wait_for_current();

@@ -18,6 +18,15 @@ namespace {
 // The call whose function this thread is running, the innermost one.
 thread_local const IncomingCall* running_here = nullptr;
 
+// Those that a message has brought tensors to, as devices_in_use.
+std::uint64_t devices_of(const Arrival& arrival) {
+  std::uint64_t devices = 0;
+  for (const auto& each : arrival.tensors) {
+    if (each.here.is_cuda()) devices |= device_bit(each.here);
+  }
+  return devices;
+}
+
 }  // namespace
 
 class IncomingCall::Running {
@@ -96,7 +105,7 @@ void IncomingCall::prepare() {
   }
   decode_tensors(message_);
   if (message_.arrival) [[unlikely]]
-    context_.streams = StreamSet::from_pool();
+    context_.streams = StreamSet::from_pool(devices_of(*message_.arrival));
   const StreamSetScope streams(context_.streams);
   if (message_.arrival && message_.arrival->memory)
     message_.arrival->memory->use_on_current_streams();

@@ -30,7 +30,7 @@ int cuda_device_count() noexcept {
 }
 
 void note_device_in_use(c10::Device device) noexcept {
-  const std::uint64_t bit = std::uint64_t{1} << static_cast<unsigned>(device.index());
+  const std::uint64_t bit = device_bit(device);
   if ((devices_in_use.load(std::memory_order_relaxed) & bit) == 0) devices_in_use.fetch_or(bit);
 }
 

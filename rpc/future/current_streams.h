@@ -21,6 +21,9 @@ namespace stitch::rpc {
 // cuda:i. A device is left alone until then, since touching it takes memory on it.
 inline std::atomic<std::uint64_t> devices_in_use{0};
 inline constexpr int kMaxDevices = 64;  // others of a process are not used
+[[nodiscard]] inline std::uint64_t device_bit(c10::Device device) noexcept {
+  return std::uint64_t{1} << static_cast<unsigned>(device.index());
+}
 void note_device_in_use(c10::Device device) noexcept;
 
 // One stream for each of some devices. Immutable. Thread contract: any thread.
@@ -28,14 +31,17 @@ class StreamSet {
  public:
   explicit StreamSet(std::vector<c10::Stream> streams) : streams_(std::move(streams)) {}
   // Streams of libtorch's pool for the devices in use. What is queued on them runs after all that
-  // has been queued on the default streams of their devices. Null when no device is in use.
-  [[nodiscard]] static std::shared_ptr<const StreamSet> from_pool();
+  // has been queued on the default streams of their devices. Null when no device is in use. A
+  // device that is lost is left out, unless it is one of `needed` (as devices_in_use): then it
+  // throws Error naming it.
+  [[nodiscard]] static std::shared_ptr<const StreamSet> from_pool(std::uint64_t needed = 0);
   // Those that are current on this thread, for the devices in use; null when all of them are
   // default streams.
   [[nodiscard]] static std::shared_ptr<const StreamSet> current();
 
   [[nodiscard]] const std::vector<c10::Stream>& streams() const noexcept { return streams_; }
   // Has them run what is queued from now on after what this thread's current streams have now.
+  // Throws Error naming the device that has failed, as the next one does.
   void wait_for_current() const;
   // The same after what the default streams of their devices have now.
   void wait_for_default() const;

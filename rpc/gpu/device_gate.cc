@@ -1,25 +1,14 @@
 #include "stitch/rpc/gpu/device_gate.h"
 
-#include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 
 #include <new>
 #include <string>
 
-#include "stitch/transport/gpu/gpu_libraries.h"
-#include "stitch/transport/gpu/relaxed_capture.h"
+#include "stitch/rpc/gpu/on_device.h"
 
 namespace stitch::rpc {
-
-namespace {
-
-// Gates are asked on whatever thread calls, answers or reads.
-const transport::gpu::CudaApi* cuda_of_process() noexcept {
-  return transport::gpu::GpuLibraries::of_process().cuda();
-}
-
-}  // namespace
 
 Error device_error(const std::string& what, const std::exception& exception) {
   const auto* const from_torch = dynamic_cast<const c10::Error*>(&exception);
@@ -31,15 +20,10 @@ Error device_error(const std::string& what, const std::exception& exception) {
 }
 
 void DeviceGate::add(const c10::Stream& stream) {
-  const transport::gpu::RelaxedCapture relaxed(cuda_of_process());
-  try {
-    // On its device: a thread that has none would create a context on the first one.
-    const c10::DeviceGuard on(stream.device());
+  on_device(stream.device(), [&] {
     if (c10::impl::VirtualGuardImpl(stream.device_type()).queryStream(stream)) return;
     marks_.emplace_back(stream);
-  } catch (const std::exception& exception) {
-    throw device_error("device " + stream.device().str() + " has failed", exception);
-  }
+  });
 }
 
 void DeviceGate::add_all(const StreamSet& streams) {
@@ -47,15 +31,13 @@ void DeviceGate::add_all(const StreamSet& streams) {
 }
 
 bool DeviceGate::open() {
-  if (marks_.empty()) return true;  // there may be no CUDA, which need not be looked for
-  const transport::gpu::RelaxedCapture relaxed(cuda_of_process());
   while (!marks_.empty()) {
-    try {
+    const bool happened = on_device(marks_.back().device(), [this] {
       if (!marks_.back().query()) return false;
       marks_.pop_back();
-    } catch (const std::exception& exception) {
-      throw device_error("device " + marks_.back().device().str() + " has failed", exception);
-    }
+      return true;
+    });
+    if (!happened) return false;
   }
   return true;
 }

@@ -3,12 +3,12 @@
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <string_view>
 #include <utility>
 
 #include "stitch/rpc/future/current_streams.h"
+#include "stitch/rpc/gpu/on_device.h"
 #include "stitch/rpc/message/device_event.h"
-#include "stitch/transport/gpu/gpu_libraries.h"
-#include "stitch/transport/gpu/relaxed_capture.h"
 
 namespace stitch::rpc {
 
@@ -16,28 +16,48 @@ namespace {
 
 c10::impl::VirtualGuardImpl cuda() { return c10::impl::VirtualGuardImpl(c10::kCUDA); }
 
+// All of CUDA's errors that a capture causes say so, and no others.
+bool is_of_capture(const Error& error) {
+  return std::string_view(error.what()).find("captur") != std::string_view::npos;
+}
+
 }  // namespace
 
 void order(const c10::Stream& earlier, const c10::Stream& later) {
   if (earlier == later) return;
-  const transport::gpu::RelaxedCapture relaxed(transport::gpu::GpuLibraries::of_process().cuda());
-  if (cuda().queryStream(earlier)) return;
-  DeviceEvent(earlier).block(later);
+  on_device(earlier.device(), [&] {
+    if (!cuda().queryStream(earlier)) DeviceEvent(earlier).block(later);
+  });
 }
 
-std::shared_ptr<const StreamSet> StreamSet::from_pool() {
-  std::uint64_t left = devices_in_use.load(std::memory_order_acquire);
-  if (left == 0) return nullptr;
-  // The first stream of a pool makes all of them.
-  const transport::gpu::RelaxedCapture relaxed(transport::gpu::GpuLibraries::of_process().cuda());
+bool is_lost(c10::Device device) noexcept {
+  try {
+    on_device(device, [device] { return cuda().queryStream(cuda().getDefaultStream(device)); });
+    return false;
+  } catch (const Error& error) {
+    return error.code() == ErrorCode::internal && !is_of_capture(error);
+  } catch (...) {
+    return false;  // there was no memory to say what is wrong
+  }
+}
+
+std::shared_ptr<const StreamSet> StreamSet::from_pool(std::uint64_t needed) {
   std::vector<c10::Stream> streams;
+  std::uint64_t left = devices_in_use.load(std::memory_order_acquire);
   for (int index = 0; left != 0; ++index, left >>= 1) {
     if ((left & 1) == 0) continue;
     const c10::Device device(c10::kCUDA, static_cast<c10::DeviceIndex>(index));
-    streams.push_back(cuda().getStreamFromGlobalPool(device));
-    order(cuda().getDefaultStream(device), streams.back());
+    try {
+      // The first stream of a pool makes all of them.
+      const c10::Stream stream =
+          on_device(device, [device] { return cuda().getStreamFromGlobalPool(device); });
+      order(cuda().getDefaultStream(device), stream);
+      streams.push_back(stream);
+    } catch (const Error&) {
+      if ((needed & device_bit(device)) != 0 || !is_lost(device)) throw;
+    }
   }
-  return std::make_shared<const StreamSet>(std::move(streams));
+  return streams.empty() ? nullptr : std::make_shared<const StreamSet>(std::move(streams));
 }
 
 void StreamSet::wait_for_current() const {

@@ -1,0 +1,154 @@
+// What programs queue on streams of their own, and calls that bring no tensor to tell: objects that
+// are read elsewhere, devices that are lost. Over fake devices.
+#include <ATen/ATen.h>
+#include <c10/core/StreamGuard.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <optional>
+#include <vector>
+
+#include "stitch/rpc/default_streams.h"
+#include "stitch/rpc/future/current_streams.h"
+#include "stitch/rpc/worker.h"
+#include "stitch/rref/rref.h"
+#include "tests/gpu/device_tensors.h"
+#include "tests/gpu/fake_torch_device.h"
+#include "tests/support/cluster.h"
+#include "tests/support/error_of.h"
+
+namespace own_streams_test {  // its functions are registered under their full names
+namespace {
+
+using namespace std::chrono_literals;
+using stitch::ErrorCode;
+using stitch::rpc_async;
+using stitch::rpc_sync;
+using stitch::RRef;
+using stitch::rpc::StreamSet;
+using stitch::testing::all_are;
+using stitch::testing::Cluster;
+using stitch::testing::device;
+using stitch::testing::error_of;
+using stitch::testing::filled;
+using stitch::testing::has_text;
+namespace fake = stitch::testing::fake_device;
+
+class OwnStreams : public ::testing::TestWithParam<std::int64_t> {
+ protected:
+  void TearDown() override { EXPECT_TRUE(fake::take_violations().empty()); }
+};
+INSTANTIATE_TEST_SUITE_P(FewAndManyBytes, OwnStreams, ::testing::Values(8, 100'000));
+
+// A tensor that a stream of its own has yet to fill with 7.
+struct Late {
+  c10::Stream stream = fake::pool_stream(device(1));
+  std::optional<fake::Hold> hold;
+  at::Tensor tensor;
+  explicit Late(std::int64_t size) {
+    const c10::StreamGuard own(stream);
+    tensor = filled(1, 1, {size});
+    hold.emplace(stream);
+    fake::fill_later(tensor, 7);
+  }
+};
+
+bool fetches_sevens(const RRef<at::Tensor>& reference) { return all_are(reference.to_here(), 7); }
+
+struct Filled {
+  at::Tensor value;
+  [[nodiscard]] bool has_sevens() const { return all_are(value, 7); }
+};
+bool calls_it(const RRef<Filled>& reference) { return reference.rpc_sync<&Filled::has_sevens>(); }
+
+TEST_P(OwnStreams, AMethodOfAnObjectRunsOnceItIsWritten) {
+  Cluster cluster(2);
+  Late late(GetParam());
+  const auto reference = [&] {
+    const c10::StreamGuard own(late.stream);
+    return stitch::make_rref(Filled{late.tensor});
+  }();
+  const auto right = rpc_async<calls_it>("worker1", reference);
+  EXPECT_FALSE(right.wait_for(50ms)) << "it was read before it was written";
+  late.hold->release();
+  EXPECT_TRUE(right.get());
+}
+
+// On the stream of the handler, whose answer would wait for it.
+bool passes_on_what_it_has_yet_to_write(const at::Tensor& by) {
+  const at::Tensor made = filled(by.get_device(), 1, {by.numel()});
+  fake::Hold hold(fake::current_stream(by.device()));
+  fake::fill_later(made, 7);
+  const auto right = rpc_async<fetches_sevens>("worker2", stitch::make_rref(made));
+  const bool early = right.wait_for(50ms);
+  hold.release();
+  return right.get() && !early;
+}
+
+TEST_P(OwnStreams, AnObjectOfAHandlerIsFetchedOnceItIsWritten) {
+  Cluster cluster(3);
+  EXPECT_TRUE(rpc_sync<passes_on_what_it_has_yet_to_write>("worker1", filled(1, 1, {GetParam()})));
+}
+
+TEST(OwnStreamsOfObjects, TheirMemoryIsKeptForTheDefaultStream) {
+  Cluster cluster(1);
+  const c10::StreamGuard own(fake::pool_stream(device(1)));
+  const at::Tensor tensor = filled(1, 1, {8});
+  const auto one = stitch::make_rref(tensor);
+  const at::Tensor of_vector = filled(1, 1, {8});
+  const auto vector = stitch::make_rref(std::vector{of_vector, at::Tensor(), at::ones(2)});
+  for (const at::Tensor& each : {tensor, of_vector}) {
+    const auto recorded = fake::recorded_streams(each);
+    EXPECT_GT(std::count(recorded.begin(), recorded.end(), fake::default_stream(device(1))), 0);
+  }
+}
+
+at::Tensor same(at::Tensor tensor) { return tensor; }
+
+class LostDevices : public ::testing::Test {
+ protected:
+  void TearDown() override { fake::heal(); }
+  // So both are in use.
+  static void use_1_and_2() {
+    for (const int index : {1, 2})
+      EXPECT_TRUE(all_are(rpc_sync<same>("worker1", filled(index, 3, {8})), 3));
+  }
+};
+
+TEST_F(LostDevices, FailNoCallsWhoseTensorsAreOnOthers) {
+  Cluster cluster(2);
+  use_1_and_2();
+  const at::Tensor on_the_lost = filled(2, 3, {8});
+  const at::Tensor tensor = filled(1, 3, {8});
+  fake::break_device(2);
+  EXPECT_TRUE(all_are(rpc_sync<same>("worker1", tensor), 3));
+  const auto error = error_of([&] { static_cast<void>(rpc_sync<same>("worker1", on_the_lost)); });
+  EXPECT_TRUE(has_text(error, ErrorCode::internal, "cuda:2"));
+}
+
+TEST_F(LostDevices, AreLeftOutOfStreamsUnlessTheyAreNeeded) {
+  Cluster cluster(2);
+  use_1_and_2();
+  fake::break_device(2);
+  const auto streams = StreamSet::from_pool(stitch::rpc::device_bit(device(1)));
+  ASSERT_NE(streams, nullptr);
+  for (const c10::Stream& stream : streams->streams()) EXPECT_NE(stream.device(), device(2));
+  const auto error =
+      error_of([] { static_cast<void>(StreamSet::from_pool(stitch::rpc::device_bit(device(2)))); });
+  EXPECT_TRUE(has_text(error, ErrorCode::internal, "device cuda:2 has failed: "));
+  const StreamSet lost({fake::pool_stream(device(2))});
+  const auto named = error_of([&] { lost.wait_for_default(); });
+  EXPECT_TRUE(has_text(named, ErrorCode::internal, "device cuda:2 has failed: "));
+}
+
+TEST_F(LostDevices, KeepNoProgramThatIsUnderTheirStreamsFromItsOtherWork) {
+  Cluster cluster(1);
+  const c10::StreamGuard own(fake::pool_stream(device(2)));
+  fake::break_device(2);
+  EXPECT_NO_THROW(static_cast<void>(stitch::make_rref(at::ones(2))));
+  EXPECT_NO_THROW(stitch::rpc::current_streams_wait_for_default());
+}
+
+}  // namespace
+}  // namespace own_streams_test
