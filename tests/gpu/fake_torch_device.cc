@@ -70,6 +70,7 @@ struct Fake {
   std::array<std::array<int, kStreams>, kDevices> holds{};
   std::array<int, kDevices> all_held{};
   std::array<bool, kDevices> broken{};
+  std::array<bool, kDevices> contexts{};
   std::array<int, kDevices> next_stream{};
   int lagging = 0;
   int failing_allocations = 0;
@@ -155,17 +156,39 @@ std::pair<Fake&, std::unique_lock<std::recursive_mutex>> locked() {
 thread_local int current_device = 0;
 thread_local std::array<std::int64_t, kDevices> current_streams{};
 
+// As cudaSetDevice(): to make another device current creates a context there.
+void set_device(int device) {
+  if (std::exchange(current_device, device) == device) return;
+  Fake& fake = Fake::get();
+  const std::unique_lock lock(fake.mutex);
+  fake.contexts.at(static_cast<std::size_t>(device)) = true;
+}
+
+// Libtorch's functions of events make the device of their stream current, and then the one that was
+// current before, whether or not that has a context.
+class OnDeviceOfEvent {
+ public:
+  explicit OnDeviceOfEvent(int device) : outer_(current_device) { set_device(device); }
+  ~OnDeviceOfEvent() { set_device(outer_); }
+  OnDeviceOfEvent(const OnDeviceOfEvent&) = delete;
+  OnDeviceOfEvent& operator=(const OnDeviceOfEvent&) = delete;
+
+ private:
+  const int outer_;
+};
+
 struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::DeviceType type() const override { return c10::kCUDA; }
   c10::Device exchangeDevice(c10::Device device) const override {
     const c10::Device old = getDevice();
-    current_device = device.index();
+    set_device(device.index());
     return old;
   }
   c10::Device getDevice() const override {
     return {c10::kCUDA, static_cast<c10::DeviceIndex>(current_device)};
   }
-  void setDevice(c10::Device device) const override { current_device = device.index(); }
+  void setDevice(c10::Device device) const override { set_device(device.index()); }
+  // Without a context where there is none, as c10::cuda::MaybeSetDevice().
   void uncheckedSetDevice(c10::Device device) const noexcept override {
     current_device = device.index();
   }
@@ -193,6 +216,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     Fake& fake = Fake::get();
     const std::unique_lock lock(fake.mutex);
     fake.check(stream.device_index());
+    const OnDeviceOfEvent on(stream.device_index());
     if (*event == nullptr) *event = new std::shared_ptr<EventState>();
     auto state = std::make_shared<EventState>();
     state->done = false;
@@ -205,6 +229,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     const std::unique_lock lock(fake.mutex);
     fake.check(stream.device_index());
     if (event == nullptr) return;
+    const OnDeviceOfEvent on(stream.device_index());
     fake.push(stream, {{}, {}, *static_cast<std::shared_ptr<EventState>*>(event), {}});
   }
   bool queryEvent(void* event) const override {
@@ -224,6 +249,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
       fake.violations.push_back("an event of device " + std::to_string(device) +
                                 " ended on a thread of device " + std::to_string(current_device));
     }
+    const OnDeviceOfEvent on(device);
     delete static_cast<std::shared_ptr<EventState>*>(event);
   }
   bool queryStream(const c10::Stream& stream) const override {
@@ -454,6 +480,16 @@ c10::Stream allocation_stream(const at::Tensor& tensor) {
 std::vector<std::string> take_violations() {
   const auto [fake, lock] = locked();
   return std::exchange(fake.violations, {});
+}
+
+std::vector<int> take_contexts() {
+  const auto [fake, lock] = locked();
+  std::vector<int> devices;
+  for (int device = 0; device < kDevices; ++device) {
+    if (std::exchange(fake.contexts.at(static_cast<std::size_t>(device)), false))
+      devices.push_back(device);
+  }
+  return devices;
 }
 
 void fail_allocations(int count) {

@@ -73,6 +73,10 @@ void fill_later(const at::Tensor& tensor, float value);
 // the memory was allocated on nor recordDataPtrOnStream() had named.
 [[nodiscard]] std::vector<std::string> take_violations();
 
+// The devices that a thread has made current since the last call in a way that creates a context,
+// without having been on them.
+[[nodiscard]] std::vector<int> take_contexts();
+
 // The next `count` allocations on devices fail for want of memory.
 void fail_allocations(int count);
 // From now on everything on the device fails as after an illegal access, until heal().

@@ -1,5 +1,5 @@
 // What programs queue on streams of their own, and calls that bring no tensor to tell: objects that
-// are read elsewhere, devices that are lost. Over fake devices.
+// are read elsewhere, threads that have no device, devices that are lost. Over fake devices.
 #include <ATen/ATen.h>
 #include <c10/core/StreamGuard.h>
 #include <gtest/gtest.h>
@@ -7,10 +7,13 @@
 #include <algorithm>
 #include <chrono>
 #include <optional>
+#include <thread>
 #include <vector>
 
+#include "stitch/dist_autograd/graph/device_order.h"
 #include "stitch/rpc/default_streams.h"
 #include "stitch/rpc/future/current_streams.h"
+#include "stitch/rpc/gpu/device_gate.h"
 #include "stitch/rpc/worker.h"
 #include "stitch/rref/rref.h"
 #include "tests/gpu/device_tensors.h"
@@ -102,6 +105,44 @@ TEST(OwnStreamsOfObjects, TheirMemoryIsKeptForTheDefaultStream) {
     const auto recorded = fake::recorded_streams(each);
     EXPECT_GT(std::count(recorded.begin(), recorded.end(), fake::default_stream(device(1))), 0);
   }
+}
+
+// Each on a thread that has been on no device: its current one is the first.
+TEST(ThreadsWithoutADevice, CreateContextsOnDevicesThatTheyUseAndNoOthers) {
+  const c10::Stream busy = fake::pool_stream(device(1));
+  const c10::Stream other = fake::pool_stream(device(1));
+  fake::Hold hold(device(1));
+  const at::Tensor tensor = at::empty({8}, at::TensorOptions().dtype(at::kFloat).device(device(1)));
+  for (const c10::Stream& stream : {busy, fake::default_stream(device(1))}) {
+    const c10::StreamGuard on(stream);
+    fake::fill_later(tensor, 1);
+  }
+  const auto contexts_of = [](const auto& use) {
+    static_cast<void>(fake::take_contexts());
+    std::thread(use).join();
+    return fake::take_contexts();
+  };
+  const std::vector<int> own{1};
+  const StreamSet streams({other});
+  std::optional<stitch::rpc::DeviceGate> gate(std::in_place);
+  EXPECT_EQ(contexts_of([&] { gate->add(busy); }), own);
+  EXPECT_EQ(contexts_of([&] { static_cast<void>(gate->open()); }), own);
+  EXPECT_EQ(contexts_of([&] { gate.reset(); }), own);
+  EXPECT_EQ(contexts_of([&] { streams.wait_for_default(); }), own);
+  EXPECT_EQ(contexts_of([&] {
+              const c10::StreamGuard on(busy);
+              streams.wait_for_current();
+              stitch::rpc::default_streams_wait_for_current();
+              stitch::rpc::current_streams_wait_for_default();
+            }),
+            own);
+  namespace autograd = stitch::dist_autograd;
+  EXPECT_EQ(contexts_of([&] { autograd::order_streams(busy, other); }), own);
+  std::optional<autograd::ReadyPoint> ready(busy);
+  EXPECT_EQ(contexts_of([&] { ready->record(); }), own);
+  EXPECT_EQ(contexts_of([&] { ready->wait_on(other); }), own);
+  EXPECT_EQ(contexts_of([&] { ready.reset(); }), own);
+  hold.release();  // while what they use is there
 }
 
 at::Tensor same(at::Tensor tensor) { return tensor; }
