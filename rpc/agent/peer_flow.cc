@@ -242,7 +242,7 @@ std::uint64_t PeerFlow::one_way_begun(const Size& size) {
   one_way_bytes_ += size.bytes;
   if (size.inside) {  // what is given back does not say which ones it was
     used_inside_.fetch_sub(packed(size));
-    one_way_inside_ = true;
+    one_way_inside_ = {one_way_calls_, one_way_bytes_};
   }
   const std::size_t bytes = one_way_bytes_ - returned_.bytes + outstanding_calls() * kCallBytes;
   const bool many = outstanding_calls() > limits_.calls / 8 || bytes > limits_.bytes / 8;
@@ -259,6 +259,8 @@ void PeerFlow::one_way_failed(const Size& size) noexcept {
     base::MutexLock lock(mutex_);
     --one_way_calls_;
     one_way_bytes_ -= size.bytes;
+    one_way_inside_.calls = std::min(one_way_inside_.calls, one_way_calls_);
+    one_way_inside_.bytes = std::min(one_way_inside_.bytes, one_way_bytes_);
     if (size.inside) used_inside_.fetch_add(packed(size));  // for end()
   }
   end(size);
@@ -275,7 +277,6 @@ std::uint64_t PeerFlow::given_back(const Handled& handled) {
     const std::uint64_t calls = now.calls - returned_.calls;
     used_.fetch_sub(packed(now.bytes - returned_.bytes + calls * kCallBytes, calls));
     returned_ = now;
-    if (outstanding_calls() == 0) one_way_inside_ = false;
     if (now.calls >= asked_for_) {
       asked_for_ = 0;
       // More has been sent meanwhile: while something waits, for that too.

@@ -379,9 +379,9 @@ class PeerFlow {
   Clock::time_point overtaken_since_ STITCH_GUARDED_BY(mutex_);
   Clock::time_point held_until_ STITCH_GUARDED_BY(mutex_);
   bool holds_inside_ STITCH_GUARDED_BY(mutex_) = false;
-  bool one_way_inside_ STITCH_GUARDED_BY(mutex_) = false;      // some of the unhandled ones are
   std::uint64_t one_way_calls_ STITCH_GUARDED_BY(mutex_) = 0;  // sent since the beginning
   std::uint64_t one_way_bytes_ STITCH_GUARDED_BY(mutex_) = 0;
+  Handled one_way_inside_ STITCH_GUARDED_BY(mutex_);  // of these, up to the last one inside
   Handled returned_ STITCH_GUARDED_BY(mutex_);
   std::uint64_t asked_for_ STITCH_GUARDED_BY(mutex_) = 0;  // 0: nothing
   std::uint64_t told_until_ STITCH_GUARDED_BY(mutex_) = 0;

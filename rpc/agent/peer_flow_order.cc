@@ -150,17 +150,19 @@ const PeerFlow::Entry* PeerFlow::first_outside() const {
   return first;
 }
 
-// One-way ones count as inside where any of them is.
+// What the peer has handled does not say which one-way ones it was. So those up to the last one
+// inside count as inside until as many are handled.
 std::uint64_t PeerFlow::used_outside() const {
   std::uint64_t inside = used_inside_.load();
-  if (one_way_inside_) {
-    const std::uint64_t calls = outstanding_calls();
-    inside += packed(one_way_bytes_ - returned_.bytes + calls * kCallBytes, calls);
-  }
-  const std::uint64_t used = used_.load();
   const auto without = [](std::uint64_t all, std::uint64_t part) {
     return all - std::min(all, part);  // they are not of one instant
   };
+  if (const std::uint64_t calls = without(one_way_inside_.calls, returned_.calls); calls != 0) {
+    // The bytes may be those of later ones that were handled first.
+    const std::uint64_t bytes = without(one_way_inside_.bytes, returned_.bytes);
+    inside += packed(bytes + calls * kCallBytes, calls);
+  }
+  const std::uint64_t used = used_.load();
   return packed(without(used & kByteMask, inside & kByteMask),
                 without(used >> kByteBits, inside >> kByteBits));
 }

@@ -392,6 +392,31 @@ TEST(PeerFlow, OneWayCallsOfHandlersAreHeldUpToo) {
   EXPECT_EQ(begun, (std::vector<std::uint64_t>{1}));
 }
 
+void begin_one_way(PeerFlow& flow, const PeerFlow::Size& size) {
+  ASSERT_TRUE(flow.try_begin(size));
+  flow.written(size);
+  static_cast<void>(flow.one_way_begun(size));
+}
+
+// What the program itself has under way keeps its next request waiting.
+TEST(PeerFlow, AOneWayCallOfAHandlerMakesNoneOfTheProgramCountAsOne) {
+  const PeerFlow::Size small{100, false}, inside{100, true}, large{200 << 10, false};
+  const Time begin = PeerFlow::Clock::now() + 1h;
+  for (const bool handled : {false, true}) {
+    PeerFlow flow({1 << 20, 100});
+    if (handled) begin_one_way(flow, small);
+    begin_one_way(flow, inside);
+    begin_one_way(flow, large);
+    if (handled) static_cast<void>(flow.given_back({2, 200}));
+    std::vector<std::uint64_t> begun;
+    EXPECT_TRUE(keep(flow, 1, {400 << 10, false}, begun));
+    EXPECT_TRUE(flow.look(begin));
+    EXPECT_TRUE(flow.look(begin + 100ms));
+    EXPECT_TRUE(flow.try_begin(inside)) << "nothing is held up";
+    EXPECT_TRUE(begun.empty());
+  }
+}
+
 // ---- one-way requests
 
 TEST(PeerFlow, RoomOfOneWayRequestsIsGivenBackOnce) {
