@@ -21,7 +21,8 @@ class PeerTable;
 struct TargetOptions;
 
 // What becomes of a call to a peer for which Options::max_inflight_bytes or max_inflight_calls are
-// used up: it waits for its turn, or fails with `overloaded` at once.
+// used up: it waits for its turn, or fails with `overloaded` at once. A call of a handler that is
+// held up behind one of the program (docs/running.md) waits for the end of that in either case.
 enum class WhenFull : std::uint8_t { wait, refuse };
 
 // Whom to call and for how long to wait: implicit from a name, a WorkerId, a WorkerInfo, or

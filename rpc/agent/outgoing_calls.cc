@@ -179,9 +179,16 @@ void OutgoingCalls::start_later(const WorkerInfo& to, const PeerFlow::Size& size
                                 Clock::time_point deadline, Sender::LaidOut&& out,
                                 const OutMessage& message) {
   try {
-    if (!message.refuse_when_full &&
-        await_room(to, size, id, deadline, std::move(out), message.ahead))
-      return;
+    const bool waits = size.inside || !message.refuse_when_full;
+    if (waits && await_room(to, size, id, deadline, std::move(out), message)) return;
+    refuse(to, id);
+  } catch (...) {
+    fail_call(id, to_error(std::current_exception()), "was not made: ");
+  }
+}
+
+void OutgoingCalls::refuse(const WorkerInfo& to, std::uint64_t id) noexcept {
+  try {
     fail_call(id, full(to), "was not made: ");
   } catch (...) {
     fail_call(id, to_error(std::current_exception()), "was not made: ");
@@ -189,13 +196,15 @@ void OutgoingCalls::start_later(const WorkerInfo& to, const PeerFlow::Size& size
 }
 
 bool OutgoingCalls::await_room(const WorkerInfo& to, const PeerFlow::Size& size, std::uint64_t id,
-                               Clock::time_point deadline, Sender::LaidOut&& out, bool ahead) {
+                               Clock::time_point deadline, Sender::LaidOut&& out,
+                               const OutMessage& message) {
   PeerFlow& flow = sender_.flow(to);
   const WorkerInfo& peer = peers_->known(to).info();
   table_.note_queued(id);
   watch_->watch(table_.first_deadline());
   Precedence precedence = out.attachments.precedence();
-  PeerFlow::Waiting waiting{size, id,
+  PeerFlow::Waiting waiting{size,
+                            id,
                             [this, &peer, size, id, deadline, out = std::move(out)]() mutable {
                               const TimeLeft time = time_left(deadline);
                               // expire() completes it.
@@ -204,7 +213,10 @@ bool OutgoingCalls::await_room(const WorkerInfo& to, const PeerFlow::Size& size,
                               transmit(peer, std::move(out), id, time, deadline);
                               return true;
                             },
-                            std::move(precedence), ahead};
+                            std::move(precedence),
+                            message.ahead,
+                            message.refuse_when_full};
+  if (message.refuse_when_full) waiting.refused = [this, &peer, id] { refuse(peer, id); };
   ask_room(peer, flow.to_ask());
   const auto kept =
       flow.wait(waiting, deadline, [&] { return !state_.stopped() && table_.contains(id); });
@@ -255,10 +267,11 @@ void OutgoingCalls::start_notify(const WorkerInfo& to, std::string_view function
         .with_worker(to.name)
         .with_function(std::string(function));
   };
-  if (message.refuse_when_full) throw was_not_made(full(to));
+  if (message.refuse_when_full && !size.inside) throw was_not_made(full(to));
   const WorkerInfo& peer = peers_->known(to).info();
   Precedence precedence = out.attachments.precedence();
-  PeerFlow::Waiting waiting{size, table_.new_id(),
+  PeerFlow::Waiting waiting{size,
+                            table_.new_id(),
                             [this, &peer, size, out = std::move(out)]() mutable {
                               try {
                                 transmit_one_way(peer, size, std::move(out));
@@ -267,7 +280,9 @@ void OutgoingCalls::start_notify(const WorkerInfo& to, std::string_view function
                               }
                               return true;
                             },
-                            std::move(precedence)};
+                            std::move(precedence),
+                            false,
+                            message.refuse_when_full};
   ask_room(peer, flow.to_ask());
   const auto kept =
       flow.wait(waiting, base::deadline_or_none(timeout), [&] { return !state_.stopped(); });

@@ -129,7 +129,10 @@ class OutgoingCalls {
                    Clock::time_point deadline, Sender::LaidOut&& out, const OutMessage& message);
   // Keeps a request until the flow lets it begin. False when that is full.
   [[nodiscard]] bool await_room(const WorkerInfo& to, const PeerFlow::Size& size, std::uint64_t id,
-                                Clock::time_point deadline, Sender::LaidOut&& out, bool ahead);
+                                Clock::time_point deadline, Sender::LaidOut&& out,
+                                const OutMessage& message);
+  // The call fails: there is no room for it.
+  void refuse(const WorkerInfo& to, std::uint64_t id) noexcept;
   // A request of the program waits: has look() called until none does.
   void watch_flows(const PeerFlow::Size& size) noexcept;
   // As PeerFlow::look(), for each. On the event loop.

@@ -19,9 +19,7 @@ PeerFlow::PeerFlow(const Limits& limits)
               std::clamp<std::size_t>(limits.calls, 1, kMaxCalls)},
       tell_at_(kNever) {}
 
-bool PeerFlow::has_room(const Size& size, std::uint64_t used) const noexcept {
-  const std::uint64_t calls = used >> kByteBits;
-  const std::uint64_t bytes = used & kByteMask;
+bool PeerFlow::has_room(const Size& size, std::uint64_t calls, std::uint64_t bytes) const noexcept {
   if (calls >= (size.inside ? 2 * limits_.calls : limits_.calls)) return false;
   return bytes == 0 || bytes + size.cost() <= (size.inside ? limits_.bytes : limits_.bytes / 2);
 }
@@ -34,16 +32,19 @@ std::size_t PeerFlow::counted(std::size_t bytes, std::size_t beside) const noexc
 
 // The window of the transport is looked at first: it changes by itself, and pump() is called then.
 bool PeerFlow::take(const Size& size) noexcept {
-  auto& unwritten = size.small() ? unwritten_small_ : unwritten_large_;
-  if (unwritten.load(std::memory_order_relaxed) > (size.small() ? kSmallWindow : kLargeWindow))
-    return false;
+  if (!window_open(size)) return false;
   const std::uint64_t before = used_.fetch_add(packed(size));
   if (!has_room(size, before)) {
     used_.fetch_sub(packed(size));
     return false;
   }
-  unwritten.fetch_add(size.bytes);
+  (size.small() ? unwritten_small_ : unwritten_large_).fetch_add(size.bytes);
   return true;
+}
+
+bool PeerFlow::window_open(const Size& size) const noexcept {
+  const auto& unwritten = size.small() ? unwritten_small_ : unwritten_large_;
+  return unwritten.load(std::memory_order_relaxed) <= (size.small() ? kSmallWindow : kLargeWindow);
 }
 
 PeerFlow::Kept PeerFlow::wait(Waiting& request, Clock::time_point deadline,
@@ -52,15 +53,21 @@ PeerFlow::Kept PeerFlow::wait(Waiting& request, Clock::time_point deadline,
   const std::size_t cost = size.cost();
   const bool always = request.always_kept;
   base::MutexLock lock(mutex_);
-  if (size.inside && !always) {
-    if (holds_inside_ && waiting_bytes_[1] != 0 && waiting_bytes_[1] + cost > limits_.bytes / 2) {
-      hold_inside(false);
-      lock.unlock();
-      pump();
-      lock.lock();
-    }
-    if (!may_wait(size, used_.load())) return Kept::full;
+  if (size.inside && !always && holds_inside_ && waiting_bytes_[1] != 0 &&
+      waiting_bytes_[1] + cost > limits_.bytes / 2 && (!request.refuses || only_held(request))) {
+    hold_inside(false);
+    lock.unlock();
+    pump();
+    lock.lock();
   }
+  if (request.refuses && !only_held(request)) {
+    const bool begins = begins_now(request);  // what it was held up for may be over
+    lock.unlock();
+    if (begins) send(request);
+    pump();
+    return begins ? Kept::waits : Kept::full;
+  }
+  if (size.inside && !always && !may_wait(size, used_.load())) return Kept::full;
   const std::size_t counted = waiting_bytes_[0] + waiting_bytes_[1] + (used_.load() & kByteMask);
   if (!size.inside && counted + cost > limits_.bytes / 4 * 3) {
     // The program has freed what was under way, not always in a form that it can use again: before
@@ -104,6 +111,7 @@ PeerFlow::Waiting PeerFlow::extract(Queue& queue, Queue::iterator at) {
   Waiting request = std::move(at->second.request);
   queue.erase(at);
   waiting_bytes_[request.size.inside] -= request.size.cost();
+  if (request.size.inside && &queue != &followers_) queued_inside_bytes_ -= request.size.cost();
   end_wait(request.id);
   return request;
 }
@@ -133,7 +141,7 @@ std::optional<PeerFlow::Waiting> PeerFlow::next_of(Rank rank) {
   return std::nullopt;
 }
 
-std::optional<PeerFlow::Waiting> PeerFlow::next() {
+std::optional<PeerFlow::Waiting> PeerFlow::next(Queue& refused) {
   for (const Rank rank : {Rank::inside, Rank::lifted}) {
     if (rank == Rank::inside && holds_inside_ && !given_up_) {
       // Barriers and the like are small and few.
@@ -147,7 +155,10 @@ std::optional<PeerFlow::Waiting> PeerFlow::next() {
       }
       continue;
     }
-    if (auto request = next_of(rank)) return request;
+    auto request = next_of(rank);
+    while (!request && rank == Rank::inside && held_back_ && refuse_held(refused))
+      request = next_of(rank);
+    if (request) return request;
     // One that has no room would starve while others take the place of those that end.
     for (const Queue& queue : queues_[static_cast<std::size_t>(rank)]) {
       if (!queue.empty() && !has_room(queue.begin()->second.size(), used_.load()))
@@ -170,26 +181,23 @@ void PeerFlow::pump() noexcept {
   pumping_ = true;
   for (;;) {
     pump_again_ = false;
-    std::optional<Waiting> request = next();
-    if (!request) {
+    Queue refused;
+    std::optional<Waiting> request = next(refused);
+    if (!request && refused.empty()) {
       if (pump_again_) continue;
       break;
     }
     lock.unlock();
+    tell(refused);
+    if (!request) {
+      lock.lock();
+      continue;
+    }
     const Size size = request->size;
     const std::uint64_t id = request->id;
     const Precedence precedence = std::move(request->precedence);
-    bool sent = false;
-    try {
-      sent = request->go();
-    } catch (...) {
-      // It has told who waits for it.
-    }
+    send(*request);
     request.reset();
-    if (!sent) {
-      uncount(size);
-      (size.small() ? unwritten_small_ : unwritten_large_).fetch_sub(size.bytes);
-    }
     lock.lock();
     // After it was sent: until then later ones wait.
     let_follow(id, precedence);
@@ -197,6 +205,20 @@ void PeerFlow::pump() noexcept {
     if (!blocked_.empty()) room_.notify_all();
   }
   pumping_ = false;
+}
+
+void PeerFlow::send(Waiting& request) noexcept {
+  const Size size = request.size;
+  bool sent = false;
+  try {
+    sent = request.go();
+  } catch (...) {
+    // It has told who waits for it.
+  }
+  request.go = nullptr;  // its message is freed before its room
+  if (sent) return;
+  uncount(size);
+  (size.small() ? unwritten_small_ : unwritten_large_).fetch_sub(size.bytes);
 }
 
 void PeerFlow::drop(std::uint64_t id) {

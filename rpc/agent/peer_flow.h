@@ -119,11 +119,16 @@ class PeerFlow {
     base::UniqueFunction<bool()> go;
     Precedence precedence{};
     bool always_kept = false;  // it waits, whatever else does: a small one, of which there are few
+    bool refuses = false;      // it does not wait for room, only while calls inside are held up
+    // Of one that refuses: called in place of `go` when there is no room once they are held up no
+    // longer. Empty: it waits for room then.
+    base::UniqueFunction<void()> refused{};
   };
   enum class Kept : std::uint8_t { waits, late, unwanted, full };
   // Keeps a request until it can begin. Where bytes for that are missing, or another thread waits
   // for some already, waits for them on this thread, while `wanted` (which must not throw) until
-  // the deadline; inside it does not: `full`. What is not kept stays the caller's.
+  // the deadline; inside it does not: `full`. One that refuses is `full`, too, if it is not only
+  // held up (see look()), and has no room. What is not kept stays the caller's.
   [[nodiscard]] Kept wait(Waiting& request, Clock::time_point deadline,
                           const std::function<bool()>& wanted) STITCH_EXCLUDES(mutex_);
   // How often look() is to be called while it returns true.
@@ -134,6 +139,7 @@ class PeerFlow {
   // it begins. What is under way ends meanwhile, but for what waits for one of those: that ends
   // later, since they are held up half of the time at most. They are let go before where they would
   // fill what may wait. Nothing is held up where the program itself has what that request needs.
+  // Those that are held up are not refused for that, but for the room that they would not have had.
   // False: no request of the program waits, and this need not be called.
   static constexpr std::chrono::milliseconds kOvertaken{100};
   static constexpr std::chrono::milliseconds kLongestHold{5000};
@@ -266,7 +272,13 @@ class PeerFlow {
     used_.fetch_sub(packed(size));
   }
   [[nodiscard]] bool take(const Size& size) noexcept;
-  [[nodiscard]] bool has_room(const Size& size, std::uint64_t used) const noexcept;
+  // Whether little enough is unwritten for one more.
+  [[nodiscard]] bool window_open(const Size& size) const noexcept;
+  [[nodiscard]] bool has_room(const Size& size, std::uint64_t used) const noexcept {
+    return has_room(size, used >> kByteBits, used & kByteMask);
+  }
+  [[nodiscard]] bool has_room(const Size& size, std::uint64_t calls,
+                              std::uint64_t bytes) const noexcept;
   void pump() noexcept STITCH_EXCLUDES(mutex_);
   void unpark() noexcept STITCH_EXCLUDES(mutex_);
   struct WaitingFrame {
@@ -298,17 +310,39 @@ class PeerFlow {
     Entry* next = nullptr;  // in the list of lift()
   };
   using Queue = std::map<std::uint64_t, Entry>;
-  [[nodiscard]] std::optional<Waiting> next() STITCH_REQUIRES(mutex_);
+  // What begins now. `refused`: what is to be told instead that there is no room.
+  [[nodiscard]] std::optional<Waiting> next(Queue& refused) STITCH_REQUIRES(mutex_);
   [[nodiscard]] std::optional<Waiting> next_of(Rank rank) STITCH_REQUIRES(mutex_);
   [[nodiscard]] Waiting extract(Queue& queue, Queue::iterator at) STITCH_REQUIRES(mutex_);
   [[nodiscard]] Queue& queue_of(const Entry& kept) STITCH_REQUIRES(mutex_) {
     return queues_[static_cast<std::size_t>(kept.rank)][kept.request.size.small()];
   }
   static std::uint64_t units(const Size& size) noexcept { return size.inside ? kInside : 1; }
+  // It is in queues_ now.
+  void count_queued(const Size& size) noexcept STITCH_REQUIRES(mutex_) {
+    waiting_.fetch_add(units(size));
+    if (size.inside) queued_inside_bytes_ += size.cost();
+  }
   void keep(Waiting& request) STITCH_REQUIRES(mutex_);
+  // Calls `go` of one that is counted as begun.
+  void send(Waiting& request) noexcept STITCH_EXCLUDES(mutex_);
+  // Calls `refused` of each.
+  static void tell(Queue& refused) noexcept;
   void lift(Entry& follower) noexcept STITCH_REQUIRES(mutex_);
   Entry* lift_one(std::uint64_t id) noexcept STITCH_REQUIRES(mutex_);
   void let_follow(std::uint64_t id, const Precedence& precedence) noexcept STITCH_REQUIRES(mutex_);
+  // ---- requests that refuse, while calls inside are held up
+  // Whether one that is made now would have begun if none were.
+  [[nodiscard]] bool only_held(const Waiting& request) const STITCH_REQUIRES(mutex_);
+  [[nodiscard]] bool leaders_only_held(std::uint64_t key, std::uint64_t id) const
+      STITCH_REQUIRES(mutex_);
+  // As try_begin(), and waits_behind().
+  [[nodiscard]] bool begins_now(const Waiting& request) noexcept STITCH_REQUIRES(mutex_);
+  // None inside begins now. Moves those that refuse to `refused` where that is for want of room.
+  // True: another one is the first now.
+  [[nodiscard]] bool refuse_held(Queue& refused) noexcept STITCH_REQUIRES(mutex_);
+  void refuse_one(Queue& from, Queue::iterator at, Queue& refused) noexcept STITCH_REQUIRES(mutex_);
+  void refuse_all(Queue& from, Queue& refused) noexcept STITCH_REQUIRES(mutex_);
   // ---- requests of the program that others keep waiting
   // Whether the bytes that wait leave enough for one more that does.
   [[nodiscard]] bool may_wait(const Size& size, std::uint64_t used) const noexcept
@@ -323,6 +357,7 @@ class PeerFlow {
   void hold_inside(bool hold) noexcept STITCH_REQUIRES(mutex_) {
     if (hold == std::exchange(holds_inside_, hold)) return;
     if (hold) {
+      held_back_ = true;
       waiting_.fetch_add(kInside);
     } else {
       waiting_.fetch_sub(kInside);
@@ -363,6 +398,7 @@ class PeerFlow {
   Queue followers_ STITCH_GUARDED_BY(mutex_);          // until what they follow has begun
   BeginOrder order_ STITCH_GUARDED_BY(mutex_);         // of all these, and of the one in pump()
   std::size_t waiting_bytes_[2] STITCH_GUARDED_BY(mutex_){};
+  std::size_t queued_inside_bytes_ STITCH_GUARDED_BY(mutex_) = 0;  // of these, in queues_
   std::list<base::UniqueFunction<void()>> parked_ STITCH_GUARDED_BY(mutex_);
   std::list<WaitingReply> replies_ STITCH_GUARDED_BY(mutex_);
   bool pumping_replies_ STITCH_GUARDED_BY(mutex_) = false;
@@ -379,6 +415,9 @@ class PeerFlow {
   Clock::time_point overtaken_since_ STITCH_GUARDED_BY(mutex_);
   Clock::time_point held_until_ STITCH_GUARDED_BY(mutex_);
   bool holds_inside_ STITCH_GUARDED_BY(mutex_) = false;
+  // Or it was, and what has waited inside meanwhile has not begun yet, though not for want of room.
+  // While it is false, none that refuses is kept.
+  bool held_back_ STITCH_GUARDED_BY(mutex_) = false;
   std::uint64_t one_way_calls_ STITCH_GUARDED_BY(mutex_) = 0;  // sent since the beginning
   std::uint64_t one_way_bytes_ STITCH_GUARDED_BY(mutex_) = 0;
   Handled one_way_inside_ STITCH_GUARDED_BY(mutex_);  // of these, up to the last one inside

@@ -29,7 +29,7 @@ void PeerFlow::keep(Waiting& request) {
     throw;
   }
   if (first) {
-    waiting_.fetch_add(units(size));
+    count_queued(size);
   } else if (size.inside) {
     lift(at->second);
   }
@@ -80,10 +80,111 @@ void PeerFlow::let_follow(std::uint64_t id, const Precedence& precedence) noexce
       if (at == followers_.end() || !order_.first(next, at->second.request.precedence)) continue;
       auto free = followers_.extract(at);
       Queue& queue = queue_of(free.mapped());
-      waiting_.fetch_add(units(free.mapped().request.size));
+      count_queued(free.mapped().request.size);
       queue.insert(std::move(free));
     }
   }
+}
+
+// ---- requests that refuse, while calls inside are held up
+
+// All that is held up before it will have begun then.
+bool PeerFlow::only_held(const Waiting& request) const {
+  const Size& size = request.size;
+  if (!held_back_ || !size.inside || !window_open(size)) return false;
+  const Queue(&inside)[2] = queues_[static_cast<std::size_t>(Rank::inside)];
+  const std::uint64_t used = used_.load();
+  if (!has_room(size, (used >> kByteBits) + inside[0].size() + inside[1].size(),
+                (used & kByteMask) + queued_inside_bytes_))
+    return false;
+  for (const std::uint64_t key : request.precedence.follows) {
+    if (!leaders_only_held(key, request.id)) return false;
+  }
+  return true;
+}
+
+// Whether those of `key` that were made before `id` will have begun then, too. One that is in none
+// of the queues is just being sent.
+bool PeerFlow::leaders_only_held(std::uint64_t key, std::uint64_t id) const {
+  while ((id = order_.leader_before(key, id)) != 0) {
+    for (const Rank rank : {Rank::program, Rank::lifted}) {
+      for (const Queue& queue : queues_[static_cast<std::size_t>(rank)]) {
+        if (queue.contains(id)) return false;
+      }
+    }
+    if (const auto at = followers_.find(id); at != followers_.end()) {
+      const Waiting& leader = at->second.request;
+      if (!leader.refuses) return false;
+      // Those before it have been looked at when it was kept.
+      const auto& follows = leader.precedence.follows;
+      if (std::find(follows.begin(), follows.end(), key) != follows.end()) return true;
+    }
+  }
+  return true;
+}
+
+bool PeerFlow::begins_now(const Waiting& request) noexcept {
+  const Size& size = request.size;
+  if (waits_before(size) || !order_.first(request.id, request.precedence) || !take(size))
+    return false;
+  if (size.inside) used_inside_.fetch_add(packed(size));
+  return true;
+}
+
+void PeerFlow::refuse_one(Queue& from, Queue::iterator at, Queue& refused) noexcept {
+  const std::size_t cost = at->second.request.size.cost();
+  waiting_bytes_[1] -= cost;
+  if (&from != &followers_) {
+    queued_inside_bytes_ -= cost;
+    waiting_.fetch_sub(kInside);
+  }
+  refused.insert(from.extract(at));
+}
+
+void PeerFlow::refuse_all(Queue& from, Queue& refused) noexcept {
+  for (auto at = from.begin(); at != from.end();) {
+    const auto each = at++;
+    Waiting& request = each->second.request;
+    if (request.refused) {
+      refuse_one(from, each, refused);
+    } else {
+      request.refuses = false;  // it waits for room from now on
+    }
+  }
+}
+
+bool PeerFlow::refuse_held(Queue& refused) noexcept {
+  Queue(&inside)[2] = queues_[static_cast<std::size_t>(Rank::inside)];
+  const std::uint64_t used = used_.load();
+  Queue* full = nullptr;
+  for (Queue& queue : inside) {
+    if (queue.empty() || has_room(queue.begin()->second.size(), used)) continue;
+    if (full == nullptr || queue.begin()->first < full->begin()->first) full = &queue;
+  }
+  // Until some are written.
+  if (full == nullptr && (!inside[0].empty() || !inside[1].empty())) return false;
+  Queue out;
+  const bool first = full != nullptr && full->begin()->second.request.refused;
+  if (first) {
+    refuse_one(*full, full->begin(), out);
+  } else {  // those behind it wait for room, too, or for one of the program
+    held_back_ = false;
+    for (Queue* queue : {&inside[0], &inside[1], &followers_}) refuse_all(*queue, out);
+  }
+  for (const auto& [id, entry] : out) let_follow(id, entry.request.precedence);
+  refused.merge(out);
+  return first;
+}
+
+void PeerFlow::tell(Queue& refused) noexcept {
+  for (auto& [id, entry] : refused) {
+    try {
+      entry.request.refused();
+    } catch (...) {
+      // It has told who waits for it.
+    }
+  }
+  refused.clear();
 }
 
 // ---- threads of the program that wait for room
