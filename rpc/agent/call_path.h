@@ -83,8 +83,8 @@ class AwaitedWork {
   AwaitedWork(const AwaitedWork&) = delete;
   AwaitedWork& operator=(const AwaitedWork&) = delete;
 };
-// A result that is kept may be wanted by others than the caller: then the call has to be answered
-// before, too, by who knows that it is not.
+// From here on a stop of the call gives `work` up; where its result is kept, and may be wanted by
+// others than the caller, only a stop that comes once the call has been answered.
 void stops_with(IncomingCall& call, std::weak_ptr<AwaitedWork> work);
 // `encode(what, archive)` writes the result.
 void reply(IncomingCall& call, void (*encode)(void* what, OutArchive& archive), void* what);

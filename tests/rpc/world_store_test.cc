@@ -296,7 +296,6 @@ TEST(WorldKeeper, LooksLessOftenForAStoreThatStaysAwayAndSaysNothing) {
 }
 
 TEST(InitTimeout, BoundsInitAlsoWhereTheHostOfTheStoreHangs) {
-  using stitch::transport::TcpStoreOptions;
   using stitch::transport::TcpStoreServer;
   using Clock = std::chrono::steady_clock;
   constexpr auto kLimit = 2s;

@@ -142,16 +142,16 @@ TEST_F(TcpStoreTest, AServerThatDoesNotAnswerTimesOut) {
 TEST_F(TcpStoreTest, NothingLastsBeyondTheDeadlineOfTheClient) {
   TcpStoreServer server(server_loop_, {});
   const auto began = std::chrono::steady_clock::now();
-  const TcpStoreOptions options{.connect_timeout = 30s, .deadline = began + 500ms};
+  const TcpStoreOptions options{.connect_timeout = 30s, .deadline = began + 2s};
   const auto store = client(options, server.port());
   std::promise<void> release;
   server_loop_.post([held = release.get_future().share()] { held.wait(); });
   EXPECT_EQ(error_of([&] { (void)store->get("k", 30s); }).code(), ErrorCode::timeout);
-  EXPECT_GE(std::chrono::steady_clock::now() - began, 500ms);
+  EXPECT_GE(std::chrono::steady_clock::now() - began, 2s);
   EXPECT_EQ(error_of([&] { store->set("k", "v"); }).code(), ErrorCode::timeout);
   EXPECT_EQ(error_of([&] { (void)store->try_get("k"); }).code(), ErrorCode::timeout);
   EXPECT_EQ(error_of([&] { client(options, server.port()); }).code(), ErrorCode::disconnected);
-  EXPECT_LT(std::chrono::steady_clock::now() - began, 10s);
+  EXPECT_LT(std::chrono::steady_clock::now() - began, 12s);
   release.set_value();
 }
 
