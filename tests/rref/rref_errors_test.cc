@@ -270,7 +270,7 @@ int wait_for_stop() {
   return 1;
 }
 Future<int> wait_below() {
-  const stitch::Target caller{.to = "worker0", .timeout = 0s};
+  const TargetOptions caller{.to = "worker0", .timeout = 0s};  // g++ 12 destroys it twice in there
   co_return co_await rpc_async<&wait_for_stop>(caller);
 }
 
