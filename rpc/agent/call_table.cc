@@ -43,6 +43,7 @@ bool CallTable::begin(std::uint64_t id, const PeerFlow::Size& size) {
   const auto found = calls_.find(id);
   if (found == calls_.end()) return false;
   found->second.share = FlowShare(*found->second.flow, size);
+  found->second.waited_until = Clock::now();
   return true;
 }
 

@@ -41,8 +41,10 @@ struct OutstandingCall {
   const void* under = nullptr;  // the StopFlag of the call whose handler made it; compared only
   // Set by note_queued() and note_sent(); neither for a request that was written immediately.
   bool queued = false;
+  bool inside = false;  // as in PeerFlow, and it may be held up there
   std::optional<Clock::time_point> sent{};
-  bool asked = false;  // before the deadline, and not answered yet
+  Clock::time_point waited_until{};  // in its flow, when it began there; the epoch: did not wait
+  bool asked = false;                // before the deadline, and not answered yet
   // What its callee has said about it then; null: nothing.
   std::unique_ptr<std::string> answered{};
   // A call with a shorter timeout than this is asked about before its deadline, when a quarter of

@@ -130,6 +130,7 @@ std::uint64_t OutgoingCalls::start_call(const WorkerInfo& to, std::string_view f
   try {
     out.emplace(sender_.lay_out(to, message, Sender::Traffic::request));
     size = {out->in_flight.counted().bytes, message.ahead || inside()};
+    call.inside = size.inside && !message.ahead;
     begins = try_begin(*call.flow, size, *out);
   } catch (...) {
     out.reset();

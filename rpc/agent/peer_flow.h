@@ -3,6 +3,7 @@
 // One file, though long: what is counted against one limit, in both directions.
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
@@ -144,6 +145,16 @@ class PeerFlow {
   static constexpr std::chrono::milliseconds kOvertaken{100};
   static constexpr std::chrono::milliseconds kLongestHold{5000};
   [[nodiscard]] bool look(Clock::time_point now) noexcept STITCH_EXCLUDES(mutex_);
+  // For how long calls inside were held up between two times, of the last kHolds times that they
+  // were, and behind which request the last time.
+  struct HeldUp {
+    Clock::duration time{0};
+    std::size_t bytes = 0;         // of that request's message
+    Clock::duration overtaken{0};  // how long it had been kept waiting by then
+  };
+  static constexpr std::size_t kHolds = 8;
+  [[nodiscard]] HeldUp held_up(Clock::time_point from, Clock::time_point until) const
+      STITCH_EXCLUDES(mutex_);
   // Drops a waiting request, if it is there.
   void drop(std::uint64_t id) STITCH_EXCLUDES(mutex_);
   // The peer is lost, or this worker stops: drops all, and nothing waits from now on.
@@ -354,15 +365,7 @@ class PeerFlow {
   [[nodiscard]] const Entry* first_outside() const STITCH_REQUIRES(mutex_);
   // What is under way, packed, without calls inside.
   [[nodiscard]] std::uint64_t used_outside() const STITCH_REQUIRES(mutex_);
-  void hold_inside(bool hold) noexcept STITCH_REQUIRES(mutex_) {
-    if (hold == std::exchange(holds_inside_, hold)) return;
-    if (hold) {
-      held_back_ = true;
-      waiting_.fetch_add(kInside);
-    } else {
-      waiting_.fetch_sub(kInside);
-    }
-  }
+  void hold_inside(bool hold) noexcept STITCH_REQUIRES(mutex_);
   // That request has begun, or never will.
   void end_wait(std::uint64_t id) noexcept STITCH_REQUIRES(mutex_) {
     if (id != overtaken_) return;
@@ -412,12 +415,21 @@ class PeerFlow {
   std::list<const Waiting*> blocked_ STITCH_GUARDED_BY(mutex_);  // of threads, in their order
   // Of the program, kept waiting by calls inside; 0: none.
   std::uint64_t overtaken_ STITCH_GUARDED_BY(mutex_) = 0;
+  std::size_t overtaken_bytes_ STITCH_GUARDED_BY(mutex_) = 0;
   Clock::time_point overtaken_since_ STITCH_GUARDED_BY(mutex_);
   Clock::time_point held_until_ STITCH_GUARDED_BY(mutex_);
   bool holds_inside_ STITCH_GUARDED_BY(mutex_) = false;
   // Or it was, and what has waited inside meanwhile has not begun yet, though not for want of room.
   // While it is false, none that refuses is kept.
   bool held_back_ STITCH_GUARDED_BY(mutex_) = false;
+  struct Hold {
+    Clock::time_point since;
+    Clock::time_point until;
+    std::size_t bytes = 0;
+    Clock::time_point overtaken_since;
+  };
+  std::array<Hold, kHolds> holds_ STITCH_GUARDED_BY(mutex_);  // the last ones, a ring
+  std::size_t holds_made_ STITCH_GUARDED_BY(mutex_) = 0;
   std::uint64_t one_way_calls_ STITCH_GUARDED_BY(mutex_) = 0;  // sent since the beginning
   std::uint64_t one_way_bytes_ STITCH_GUARDED_BY(mutex_) = 0;
   Handled one_way_inside_ STITCH_GUARDED_BY(mutex_);  // of these, up to the last one inside

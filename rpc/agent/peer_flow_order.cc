@@ -268,6 +268,32 @@ std::uint64_t PeerFlow::used_outside() const {
                 without(used >> kByteBits, inside >> kByteBits));
 }
 
+void PeerFlow::hold_inside(bool hold) noexcept {
+  if (hold == std::exchange(holds_inside_, hold)) return;
+  if (hold) {
+    held_back_ = true;
+    waiting_.fetch_add(kInside);
+    holds_[holds_made_++ % kHolds] = {Clock::now(), Clock::time_point::max(), overtaken_bytes_,
+                                      overtaken_since_};
+  } else {
+    waiting_.fetch_sub(kInside);
+    holds_[(holds_made_ - 1) % kHolds].until = Clock::now();
+  }
+}
+
+PeerFlow::HeldUp PeerFlow::held_up(Clock::time_point from, Clock::time_point until) const {
+  HeldUp held;
+  base::MutexLock lock(mutex_);
+  for (std::size_t i = holds_made_ - std::min(holds_made_, kHolds); i != holds_made_; ++i) {
+    const Hold& hold = holds_[i % kHolds];
+    const Clock::time_point end = std::min(until, hold.until);
+    const Clock::duration time = end - std::max(from, hold.since);
+    if (time.count() <= 0) continue;
+    held = {held.time + time, hold.bytes, end - hold.overtaken_since};
+  }
+  return held;
+}
+
 bool PeerFlow::look(Clock::time_point now) noexcept {
   if (waiting_.load() == 0) return false;
   bool waits = false;
@@ -276,9 +302,11 @@ bool PeerFlow::look(Clock::time_point now) noexcept {
     const std::uint64_t used = used_.load();
     const std::uint64_t outside = used_outside();
     std::uint64_t id = 0;
+    std::size_t bytes = 0;
     bool overtaken = false;
     if (const Entry* first = first_outside()) {
       id = first->request.id;
+      bytes = first->request.size.bytes;
       const Size size = first->size();
       const Queue(&inside)[2] = queues_[static_cast<std::size_t>(Rank::inside)];
       const bool behind = !inside[0].empty() || !inside[1].empty();
@@ -286,12 +314,14 @@ bool PeerFlow::look(Clock::time_point now) noexcept {
     } else if (!blocked_.empty()) {
       id = blocked_.front()->id;
       const Size& size = blocked_.front()->size;
+      bytes = size.bytes;
       overtaken = may_wait(size, outside) && !may_wait(size, used);
     }
     waits = id != 0;
     if (id != overtaken_) end_wait(overtaken_);
     if (overtaken && overtaken_ == 0) {
       overtaken_ = id;
+      overtaken_bytes_ = bytes;
       overtaken_since_ = now;
     }
     const auto left = overtaken ? hold_left(now - overtaken_since_) : Clock::duration(0);

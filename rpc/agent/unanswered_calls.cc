@@ -30,6 +30,16 @@ std::string milliseconds(std::chrono::nanoseconds duration) {
   return text + " ms";
 }
 
+// Empty where the call was not held up behind one of the program.
+std::string held_text(const OutstandingCall& call) {
+  if (!call.inside) return {};
+  const auto held = call.flow->held_up(call.made, call.begun ? call.waited_until : call.deadline);
+  if (held.time < std::chrono::milliseconds(1)) return {};
+  return "held up for " + duration_text(held.time) + " behind a call of the program of " +
+         std::to_string(held.bytes) + " bytes, which calls of handlers had kept waiting for " +
+         duration_text(held.overtaken);
+}
+
 }  // namespace
 
 bool OutgoingCalls::abandon_call(std::uint64_t call_id) {
@@ -200,14 +210,20 @@ std::string OutgoingCalls::timeout_text(const OutstandingCall& call,
                                         const std::string& detail) const {
   std::string text =
       "timed out after " + milliseconds(call.timeout) + "; " + peers_->condition(*call.to);
+  const std::string held = held_text(call);
   if (!call.begun) {
     const auto numbers = call.flow->numbers();
-    return text + ", call was never sent: " + std::to_string(numbers.calls) + " calls of " +
-           std::to_string(numbers.bytes) + " bytes to it are unanswered";
+    text += ", call was never sent: " + std::to_string(numbers.calls) + " calls of " +
+            std::to_string(numbers.bytes) + " bytes to it are unanswered";
+    return held.empty() ? text : text + "; it was " + held;
   }
-  if (call.queued && !call.sent) return text + ", call was never sent";
+  if (call.queued && !call.sent) {
+    text += ", call was never sent";
+    return held.empty() ? text : text + ": it was " + held;
+  }
   const auto queued = call.sent ? *call.sent - call.made : std::chrono::nanoseconds(0);
   if (queued >= std::chrono::milliseconds(1)) text += ", call was queued " + duration_text(queued);
+  if (!held.empty()) text += " (" + held + ')';
   if (!detail.empty()) return text + ", " + detail;
   return queued < std::chrono::milliseconds(1) ? text + ", call was sent at once" : text;
 }

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <regex>
 #include <string>
 #include <thread>
 #include <utility>
@@ -240,12 +241,40 @@ TEST(HeldUpNoMore, OneThatRefusesBeginsAtOnceOrNotAtAll) {
   EXPECT_FALSE(flow.any_wait());
 }
 
+// It is told to calls whose time is up.
+TEST_F(HeldUp, ForHowLongAndBehindWhatIsKnown) {
+  const auto before = PeerFlow::Clock::now();
+  const auto since = before - 12700ms;  // holds last 5 s by now
+  EXPECT_EQ(keep({large, 1, {}}), PeerFlow::Kept::waits);
+  EXPECT_TRUE(flow.look(since));
+  EXPECT_EQ(flow.held_up(since, before + 1h).time, 0ms);
+  EXPECT_TRUE(flow.look(before));
+  const auto after = PeerFlow::Clock::now();
+  auto held = flow.held_up(after, after + 80ms);
+  EXPECT_EQ(held.time, 80ms);
+  EXPECT_EQ(held.bytes, large.bytes);
+  EXPECT_EQ(held.overtaken, after + 80ms - since);
+  held = flow.held_up(since, after + 80ms);
+  EXPECT_GE(held.time, 80ms);
+  EXPECT_LE(held.time, after + 80ms - before);
+  EXPECT_EQ(flow.held_up(since, before).time, 0ms);
+  let_go();
+  const auto end = PeerFlow::Clock::now();
+  held = flow.held_up(after, end + 1h);
+  EXPECT_GE(held.time, 0ms);
+  EXPECT_LE(held.time, end - after);
+  EXPECT_EQ(flow.held_up(end, end + 1h).time, 0ms);
+}
+
 // ---- workers
 
 Gate held_gate, large_gate;
 std::atomic<bool> quiet{false};
 std::atomic<int> answered{0}, refusals{0};
 
+const std::string kTime = "[0-9.]+ (ms|s)";
+
+void take_longer() { std::this_thread::sleep_for(200ms); }
 int take_a_time() {
   std::this_thread::sleep_for(20ms);  // calls of several threads overlap
   return ++answered;
@@ -266,6 +295,20 @@ void keep_busy_refusing() {
       ++refusals;
     }
   }
+}
+// The error of a call that was late, once it says that.
+std::string late_text(const std::string& expected) {
+  std::string text;
+  EXPECT_TRUE(eventually([&] {
+    try {
+      stitch::rpc_sync<take_longer>(
+          {.to = "worker1", .timeout = 150ms, .when_full = stitch::WhenFull::refuse});
+    } catch (const Error& error) {
+      text = error.what();
+    }
+    return std::regex_search(text, std::regex(expected));
+  })) << text;
+  return text;
 }
 void hold_room() { stitch::rpc_sync<pass_held_gate>("worker1"); }
 std::string call_until_refused() {
@@ -321,6 +364,25 @@ TEST_F(HeldUpWorkers, ACallThatRefusesFailsIfTheCallBeforeItTakesItsRoom) {
   EXPECT_NE(text.get().find("was not made: 1 calls of "), std::string::npos) << text.get();
   large_gate.open();
   EXPECT_EQ(large.get(), 7 << 19);
+  holds.get();
+}
+
+TEST_F(HeldUpWorkers, TimeoutsSayThatACallWasHeldUpAndBehindWhat) {
+  const auto holds = cluster[1].rpc_async<hold_room>("worker0");
+  ASSERT_TRUE(held_gate.wait_for_arrival());
+  const auto large = stitch::rpc_async<count_elements>("worker1", at::zeros({3 << 20}, at::kByte));
+  const std::string held_up = "held up for " + kTime +
+                              " behind a call of the program of 314[0-9]{4} bytes, which calls " +
+                              "of handlers had kept waiting for " + kTime;
+  for (const std::string& expected :
+       {", call was never sent: [0-9]+ calls of [0-9]+ bytes to it are unanswered; it was " +
+            held_up + "$",
+        ", call was queued " + kTime + " \\(" + held_up + "\\)"}) {
+    const std::string text = cluster[1].rpc_sync<late_text>("worker0", expected);
+    EXPECT_TRUE(std::regex_search(text, std::regex(expected))) << text;
+  }
+  held_gate.open();
+  EXPECT_EQ(large.get(), 3 << 20);
   holds.get();
 }
 
