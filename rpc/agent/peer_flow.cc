@@ -279,6 +279,8 @@ std::uint64_t PeerFlow::to_ask() {
 void PeerFlow::one_way_failed(const Size& size) noexcept {
   {
     base::MutexLock lock(mutex_);
+    // A peer that has given back more than it got has given this back, too.
+    if (outstanding_calls() == 0 || one_way_bytes_ - returned_.bytes < size.bytes) return;
     --one_way_calls_;
     one_way_bytes_ -= size.bytes;
     one_way_inside_.calls = std::min(one_way_inside_.calls, one_way_calls_);

@@ -447,6 +447,22 @@ TEST(PeerFlow, RoomOfOneWayRequestsIsGivenBackOnce) {
   EXPECT_EQ(sender.numbers().bytes, 0U);
 }
 
+TEST(PeerFlow, APeerThatGivesBackWhatItNeverGotGivesItBackOnce) {
+  PeerFlow flow({1 << 20, 16});
+  const PeerFlow::Size size{100, false};
+  for (int i = 0; i < 3; ++i) {
+    ASSERT_TRUE(flow.try_begin(size));
+    static_cast<void>(flow.one_way_begun(size));
+    flow.written(size);
+    static_cast<void>(flow.given_back({static_cast<std::uint64_t>(i + 1), 100}));
+    flow.one_way_failed(size);
+    EXPECT_EQ(flow.numbers().calls, 0U);
+    EXPECT_EQ(flow.numbers().bytes, 0U);
+  }
+  begin_one_way(flow, size);
+  EXPECT_EQ(flow.numbers().calls, 1U) << "it counts on";
+}
+
 // One that is above any share would otherwise keep what it waits for from beginning.
 TEST(PeerFlow, CallsOfHandlersBeginWhileALargeOneIsUnderWay) {
   PeerFlow flow({1 << 20, 100});
