@@ -59,6 +59,8 @@ static void decode(FrameKind kind, Bytes bytes) {
       return check_again(decode_outbox_break(bytes), bytes);
     case FrameKind::alive:
       return check_again(decode_alive(bytes), bytes);
+    case FrameKind::comm_waits:
+      return check_again(decode_comm_waits(bytes), bytes);
     case FrameKind::decline:
       return check_again(decode_decline(bytes), bytes);
   }
@@ -101,6 +103,7 @@ static Seeds seeds() {
   add("comm-open", CommOpenFrame{pair, 22807, 1 << 20, {}});
   add("comm-ready", CommReadyFrame{pair});
   add("comm-break", CommBreakFrame{pair, 1, "it failed"});
+  add("comm-waits", CommWaitsFrame{pair, 1});
   return list;
 }
 

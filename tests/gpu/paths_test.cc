@@ -188,6 +188,9 @@ TEST(TransferFrames, GoThereAndBack) {
   EXPECT_EQ(decode_outbox_break(encode(OutboxBreakFrame{Path::ipc, pair, "why"}).span()).text,
             "why");
   EXPECT_EQ(bytes_of(encode(AliveFrame{})), std::vector<unsigned>{20});
+  const CommWaitsFrame waits = decode_comm_waits(encode(CommWaitsFrame{pair, 1}).span());
+  EXPECT_EQ(waits.pair, pair);
+  EXPECT_EQ(waits.from_source, 1);
   const std::byte data[3] = {};
   const base::Bytes frame = encode(DataFrame{1, 2, data});
   EXPECT_EQ(decode_data(frame.span()).bytes.size(), 3U);

@@ -519,6 +519,8 @@ TEST(Transfers, FramesThatNoCorrectPeerSendsAreRefused) {
   EXPECT_TRUE(refused(encode(RtsFrame{7, Path::staging, {0, 4000, 0}, 10, 0})));
   EXPECT_TRUE(refused(encode(CommOpenFrame{{0, 77, 1}, 22809, 4096, {}})));
   EXPECT_TRUE(refused(encode(CommOpenFrame{{0, 1, 1}, 22809, 1, {}})));
+  EXPECT_TRUE(refused(encode(CommWaitsFrame{{0, 1, 1}, 2})));
+  EXPECT_TRUE(refused(encode(CommWaitsFrame{{0, 4000, 1}, 1})));
   world.transfers[1]->on_frame(0, encode(RtsFrame{7000, Path::staging, {0, 1, 0}, 10, 0}).span());
   EXPECT_TRUE(refused(encode(RtsFrame{7000, Path::staging, {0, 1, 0}, 10, 0})));
   // Data that was not asked for has no place: its transfer is not under way.

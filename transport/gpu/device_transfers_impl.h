@@ -56,6 +56,9 @@ struct NcclPair {
   };
   std::map<std::uint64_t, Launched> launched;  // and not finished
   bool aborted = false;
+  std::chrono::steady_clock::time_point told_waits{};  // when the peer was last told that it waits
+  // Since when the peer has said that, while none of them is done.
+  std::optional<std::chrono::steady_clock::time_point> peer_waits;
 
   nccl::Result made = nccl::kSuccess;  // how it went; of that thread, then of the connector
   // Of the connector until it is ordered, but while it is being made. Then the lane calls it under
@@ -384,10 +387,6 @@ class DeviceTransfers::Impl : public std::enable_shared_from_this<Impl> {
   void accept_test(PeerId from, const RtsFrame& rts, bool again = false);
   void on_cts(PeerId from, const CtsFrame& frame);
   void on_decline(PeerId from, const DeclineFrame& frame);
-  // Breaks the pairs whose CTS are late and whose launches stall, on the connector: a lane may be
-  // blocked until that happens.
-  void start_ticking();
-  void tick();
   Lane::Watch launch(const PairPtr& pair, std::uint64_t number);
   void not_launched(const PairPtr& pair, std::uint64_t number, const Error& why);
   // Lane. kRemoteError once the communicator is being aborted.
@@ -395,11 +394,21 @@ class DeviceTransfers::Impl : public std::enable_shared_from_this<Impl> {
   [[nodiscard]] nccl::Result issue(NcclPair& pair, void* memory, std::size_t bytes, bool to_sink);
   void issued(const PairPtr& pair, std::uint64_t number);
   void launch_done(const PairPtr& pair, std::uint64_t number, cuda::Status status);
-  // The stream of that end on that lane has come further: what is behind has its time from now on.
-  void extend_deadlines(const Lane& lane, End end) STITCH_REQUIRES(mutex_);
   // Lane. Memory to test the pair with, filled at the source; null when there is none.
   [[nodiscard]] void* test_memory(NcclPair& pair);
   void test_arrived(const PairPtr& pair);
+
+  // --- nccl_stalls.cc ---
+  // Breaks the pairs whose CTS are late and whose launches stall, on the connector: a lane may be
+  // blocked until that happens. Tells the peers of those that only wait behind these.
+  void start_ticking();
+  void tick();
+  void on_comm_waits(PeerId from, const CommWaitsFrame& frame);
+  // What it has launched has its time from now on.
+  static void extend_deadlines(NcclPair& pair);
+  // The stream of that end on that lane has come further: so has all that is behind.
+  void extend_deadlines(const Lane& lane, End end) STITCH_REQUIRES(mutex_);
+
   [[nodiscard]] Error nccl_error(NcclPair& pair, nccl::Result result,
                                  const std::string& what) const;
   [[nodiscard]] bool broken(const NcclPair& pair) const;
@@ -419,6 +428,8 @@ class DeviceTransfers::Impl : public std::enable_shared_from_this<Impl> {
   std::map<std::pair<PeerId, TransferId>, IncomingPtr> incoming_ STITCH_GUARDED_BY(mutex_);
   std::map<SlotKey, PairSlot> slots_ STITCH_GUARDED_BY(mutex_);
   std::map<TransferOrder::Pair, PairPtr> ordered_ STITCH_GUARDED_BY(mutex_);  // by token
+  // Broken ones whose launches are on the device until their abort has returned.
+  std::map<TransferOrder::Pair, PairPtr> retiring_ STITCH_GUARDED_BY(mutex_);
   std::map<OutboxKey, OwnOutbox> own_outboxes_ STITCH_GUARDED_BY(mutex_);
   std::map<OutboxKey, PeerOutbox> peer_outboxes_ STITCH_GUARDED_BY(mutex_);
   // Slots of own memory that were named in a SLOT and not in a FREE, and for which transfer: peer,

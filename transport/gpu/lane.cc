@@ -129,6 +129,11 @@ std::vector<TransferOrder::Pair> Lane::overdue(std::chrono::nanoseconds age) con
   return order_.overdue(Clock::now() - age);
 }
 
+std::vector<TransferOrder::Pair> Lane::agreed() const {
+  const base::MutexLock lock(mutex_);
+  return order_.agreed();
+}
+
 std::size_t Lane::pending() const {
   const base::MutexLock lock(mutex_);
   return order_.pending();

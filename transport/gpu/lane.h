@@ -65,6 +65,7 @@ class Lane {
   bool withdraw(TransferOrder::Pair pair, std::uint64_t number);
   void finish(TransferOrder::Pair pair);
   [[nodiscard]] std::vector<TransferOrder::Pair> overdue(std::chrono::nanoseconds age) const;
+  [[nodiscard]] std::vector<TransferOrder::Pair> agreed() const;
   // Transfers in the order that are not launched, and those launched and not finished.
   [[nodiscard]] std::size_t pending() const;
   [[nodiscard]] std::size_t launched() const;

@@ -378,7 +378,8 @@ void DeviceTransfers::Impl::end_pair(const PairPtr& pair, const Error& why, bool
     }
     if (ordered) {
       left = pair->lane->drop_pair(pair->token);
-      ordered_.erase(pair->token);
+      auto node = ordered_.extract(pair->token);
+      if (!node.empty() && !pair->launched.empty()) retiring_.insert(std::move(node));
     }
     tell = tell && !peers_[pair->peer].lost;
   }
@@ -431,7 +432,10 @@ void DeviceTransfers::Impl::retire(const PairPtr& pair) {
     being_made = pair->being_made;
     if (!being_made && !pair->aborted && pair->comm == nullptr)
       pair->aborted = true;  // there is none
-    if (pair->aborted) return;
+    if (pair->aborted) {
+      retiring_.erase(pair->token);
+      return;
+    }
   }
   lanes_.connector().post_at(base::deadline_after(options_.abort_timeout),
                              [self = shared_from_this(), pair] { self->on_abort_stuck(pair); });
@@ -444,6 +448,8 @@ void DeviceTransfers::Impl::abort(const PairPtr& pair) {
         {
           const base::MutexLock lock(self->mutex_);
           pair->aborted = true;
+          if (self->retiring_.erase(pair->token) > 0)
+            self->extend_deadlines(*pair->lane, pair->end);
         }
         pair->lane->post([self, pair] { self->retired(pair); });
       });
@@ -456,10 +462,6 @@ void DeviceTransfers::Impl::abort(const PairPtr& pair) {
 void DeviceTransfers::Impl::retired(const PairPtr& pair) {
   Lane& lane = *pair->lane;
   const cuda::Stream stream = pair->end == End::source ? lane.sends() : lane.receives();
-  {
-    const base::MutexLock lock(mutex_);
-    extend_deadlines(lane, pair->end);  // of those that were behind it
-  }
   lane.when_done(stream, [self = shared_from_this(), pair](cuda::Status) {
     std::map<std::uint64_t, NcclPair::Launched> launched;
     {
@@ -482,6 +484,7 @@ void DeviceTransfers::Impl::on_abort_stuck(const PairPtr& pair) {
   {
     const base::MutexLock lock(mutex_);
     if (pair->aborted) return;
+    retiring_.erase(pair->token);
     launched = pair->launched;  // whose memory stays with the pair
   }
   lanes_.quarantine(pair->lane->device());

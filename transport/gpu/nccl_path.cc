@@ -1,9 +1,7 @@
-// One file, though long: one transfer over a two-rank communicator, announced, agreed on, launched
-// in the order of the lane, seen done by the host.
+// One transfer over a two-rank communicator: announced, agreed on, launched in the order of the
+// lane, seen done by the host.
 
 #include <algorithm>
-#include <map>
-#include <set>
 #include <string>
 #include <utility>
 
@@ -17,8 +15,7 @@ constexpr std::size_t kTestBytes = 4096;
 constexpr std::chrono::nanoseconds kStallPerByte(10);  // 100 MB/s
 // What has no memory is received in pieces, up to so many: the lane makes a call for each.
 constexpr std::size_t kMaxSunkPieces = std::size_t{1} << 16;
-constexpr std::chrono::milliseconds kMinTick(1);
-constexpr std::chrono::milliseconds kMaxTick(100);
+constexpr std::chrono::milliseconds kAskAgain(1);
 
 // A size is what a peer says, up to 2^63.
 std::chrono::nanoseconds stall_time(std::size_t bytes) {
@@ -118,7 +115,7 @@ void DeviceTransfers::Impl::accept_test(PeerId from, const RtsFrame& rts, bool a
   }
   if (later == nullptr) return send_frame(from, encode(cts));
   // Answered once nothing holds the device, unless the source has given up by then.
-  lanes_.connector().post_at(base::deadline_after(kMinTick),
+  lanes_.connector().post_at(base::deadline_after(kAskAgain),
                              [self = shared_from_this(), from, rts, later] {
                                try {
                                  self->accept_test(from, rts, true);
@@ -133,60 +130,6 @@ void DeviceTransfers::Impl::on_cts(PeerId from, const CtsFrame& frame) {
   const PairPtr pair = find_pair(from, End::source, frame.pair);
   if (pair == nullptr || !pair->ordered) return;
   (void)pair->lane->agree(pair->token, frame.id, frame.clock);
-}
-
-void DeviceTransfers::Impl::start_ticking() {
-  {
-    const base::MutexLock lock(mutex_);
-    if (std::exchange(ticking_, true)) return;
-  }
-  const auto interval = std::clamp<std::chrono::nanoseconds>(
-      std::min(options_.cts_timeout, options_.stall_timeout) / 8, kMinTick, kMaxTick);
-  lanes_.connector().post_at(base::deadline_after(interval),
-                             [self = shared_from_this()] { self->tick(); });
-}
-
-void DeviceTransfers::Impl::tick() {
-  std::vector<std::pair<PairPtr, std::string>> late;
-  bool active = false;
-  // By lane and end: the first of those that are launched. Those behind it wait for it.
-  struct First {
-    PairPtr pair;
-    std::uint64_t number = 0;
-    NcclPair::Launched launched;
-  };
-  std::map<std::pair<Lane*, End>, First> firsts;
-  {
-    const base::MutexLock lock(mutex_);
-    ticking_ = false;
-    const auto now = Clock::now();
-    std::set<Lane*> lanes;
-    for (const auto& [token, pair] : ordered_) {
-      lanes.insert(pair->lane);
-      for (const auto& [number, launched] : pair->launched) {
-        active = true;
-        First& first = firsts[{pair->lane, pair->end}];
-        if (first.pair == nullptr || launched.order < first.launched.order)
-          first = {pair, number, launched};
-      }
-    }
-    for (const auto& [at, first] : firsts) {
-      if (first.launched.deadline > now) continue;
-      late.emplace_back(first.pair, "transfer " + std::to_string(first.number) +
-                                        " was launched and does not end");
-      extend_deadlines(*at.first, at.second);
-    }
-    for (Lane* const lane : lanes) {
-      active = active || lane->pending() > 0;
-      for (const TransferOrder::Pair token : lane->overdue(options_.cts_timeout)) {
-        const auto at = ordered_.find(token);
-        if (at == ordered_.end()) continue;
-        late.emplace_back(at->second, "no CTS from the destination in time");
-      }
-    }
-  }
-  for (const auto& [pair, why] : late) break_pair(pair, Error(ErrorCode::timeout, why), true);
-  if (active) start_ticking();
 }
 
 // --- launching ---
@@ -211,10 +154,7 @@ Lane::Watch DeviceTransfers::Impl::launch(const PairPtr& pair, std::uint64_t num
         launched.owner = incoming;
         if (incoming != nullptr) bytes = incoming->bytes;
       }
-      // The destination may wait for what is ahead at the source, which has to be found to stall
-      // and aborted there first.
-      launched.limit =
-          options_.stall_timeout * (pair->end == End::source ? 1 : 3) + stall_time(bytes);
+      launched.limit = options_.stall_timeout + stall_time(bytes);
       launched.order = ++launches_;
       launched.deadline = base::deadline_after(launched.limit);
     }
@@ -363,6 +303,7 @@ void DeviceTransfers::Impl::launch_done(const PairPtr& pair, std::uint64_t numbe
     const base::MutexLock lock(mutex_);
     if (pair->state == NcclPair::State::broken) return;
     pair->launched.erase(number);
+    pair->peer_waits.reset();
     extend_deadlines(lane, pair->end);
     if (number != 0 && pair->end == End::source) {
       outgoing = find_outgoing(pair->peer, number);
@@ -375,14 +316,6 @@ void DeviceTransfers::Impl::launch_done(const PairPtr& pair, std::uint64_t numbe
   if (outgoing != nullptr) end_if_settled(outgoing);
   if (incoming != nullptr) finish(incoming, incoming->no_memory);
   if (number == 0 && pair->end == End::destination) test_arrived(pair);
-}
-
-void DeviceTransfers::Impl::extend_deadlines(const Lane& lane, End end) {
-  for (const auto& [token, pair] : ordered_) {
-    if (pair->lane != &lane || pair->end != end) continue;
-    for (auto& [number, launched] : pair->launched)
-      launched.deadline = std::max(launched.deadline, base::deadline_after(launched.limit));
-  }
 }
 
 void DeviceTransfers::Impl::test_arrived(const PairPtr& pair) {

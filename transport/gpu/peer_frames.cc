@@ -68,6 +68,8 @@ void DeviceTransfers::Impl::on_frame(PeerId from, std::span<const std::byte> fra
       return on_comm_ready(from, decode_comm_ready(frame));
     case FrameKind::comm_break:
       return on_comm_break(from, decode_comm_break(frame));
+    case FrameKind::comm_waits:
+      return on_comm_waits(from, decode_comm_waits(frame));
   }
 }
 

@@ -36,6 +36,7 @@ enum class FrameKind : std::uint8_t {
   decline = 18,
   outbox_break = 19,
   alive = 20,
+  comm_waits = 21,
 };
 
 // A directed pair of devices of two workers in one of its epochs.
@@ -144,6 +145,10 @@ struct CommBreakFrame {
   std::uint8_t from_source = 0;  // 1: the sender of the frame is the source of the pair
   std::string text;
 };
+struct CommWaitsFrame {  // what the sender is to do for the pair waits behind another one's
+  PairName pair;
+  std::uint8_t from_source = 0;  // as in COMM_BREAK
+};
 
 [[nodiscard]] base::Bytes encode(const HelloFrame& frame);
 [[nodiscard]] base::Bytes encode(const RtsFrame& frame);
@@ -165,6 +170,7 @@ struct CommBreakFrame {
 [[nodiscard]] base::Bytes encode(const CommOpenFrame& frame);
 [[nodiscard]] base::Bytes encode(const CommReadyFrame& frame);
 [[nodiscard]] base::Bytes encode(const CommBreakFrame& frame);
+[[nodiscard]] base::Bytes encode(const CommWaitsFrame& frame);
 
 [[nodiscard]] FrameKind kind_of(std::span<const std::byte> frame);
 // REQUIRES: the frame has that kind.
@@ -188,5 +194,6 @@ struct CommBreakFrame {
 [[nodiscard]] CommOpenFrame decode_comm_open(std::span<const std::byte> frame);
 [[nodiscard]] CommReadyFrame decode_comm_ready(std::span<const std::byte> frame);
 [[nodiscard]] CommBreakFrame decode_comm_break(std::span<const std::byte> frame);
+[[nodiscard]] CommWaitsFrame decode_comm_waits(std::span<const std::byte> frame);
 
 }  // namespace stitch::transport::gpu
