@@ -1,5 +1,6 @@
-// What messages with transfers count at both ends, and what becomes of those that have no place:
-// nothing of them is left, and shutdown waits for nothing. Over the double of CUDA and NCCL.
+// One file, though long: what messages with transfers count at both ends, what becomes of those
+// that have no place, and what their devices are asked for. Nothing of them is left, shutdown waits
+// for nothing, and no capture ends. Over the double of CUDA and NCCL.
 #include <ATen/ATen.h>
 #include <c10/core/StreamGuard.h>
 #include <gtest/gtest.h>
@@ -363,6 +364,27 @@ TEST_F(DirectBounds, StreamsOfHandlersEndNoCapture) {
   EXPECT_EQ(fake::take_violations(), "");
   fake::gpu().set_capturing(0, raw, false);
   fake::gpu().open_gate(gate);
+}
+
+TEST_F(DirectBounds, ServingACallEndsNoCapture) {
+  const c10::Device here(c10::kCUDA, 0);
+  const Cluster cluster(2);
+  const at::Tensor tensor = cuda(0, 1, 8);
+  rpc_sync<take>("worker1", tensor);  // what is made once is there
+  const auto raw = static_cast<stitch::transport::gpu::cuda::Stream>(
+      stitch::rpc::device_bridge()->raw(fake::pool_stream({c10::kCUDA, 2})));
+  const c10::StreamGuard own(fake::pool_stream(here));
+  const int before = taken;
+  const int gate = fake::gpu().make_gate();
+  // What the handler's stream waits for.
+  fake::hold(c10::impl::VirtualGuardImpl(c10::kCUDA).getDefaultStream(here), gate);
+  fake::gpu().set_capturing(0, raw, true);
+  const auto done = rpc_async<take>("worker1", tensor);
+  EXPECT_TRUE(eventually([&] { return taken == before + 1; }));
+  EXPECT_EQ(fake::take_violations(), "");
+  fake::gpu().set_capturing(0, raw, false);
+  fake::gpu().open_gate(gate);
+  done.get();
 }
 
 TEST(GateWatches, WithoutAThreadWhatWaitsIsToldSo) {

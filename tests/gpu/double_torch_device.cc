@@ -16,6 +16,7 @@
 
 #include "stitch/rpc/gpu/device_bridge.h"
 #include "stitch/transport/gpu/gpu_libraries.h"
+#include "stitch/transport/gpu/relaxed_capture.h"
 #include "tests/gpu/device_on_cpu.h"
 #include "tests/gpu/double_kernels.h"
 
@@ -37,6 +38,7 @@ using device_on_cpu::make_stream;
 using device_on_cpu::OnDevice;
 using transport::gpu::CudaApi;
 using transport::gpu::GpuLibraries;
+using transport::gpu::RelaxedCapture;
 using transport::gpu::test::FakeGpu;
 using Kernel = FakeGpu::Kernel;
 
@@ -176,8 +178,10 @@ void Guard::recordDataPtrOnStream(const c10::DataPtr& data, const c10::Stream& s
   if (found != memory.blocks.end()) found->second.recorded.push_back(stream);
 }
 
-// Gives back what no stream uses any more. Without the lock: memory of others is not touched.
+// Gives back what no stream uses any more. Without the lock: memory of others is not touched. As
+// libtorch's allocator, it ends no capture of another thread.
 void release_freed(Memory& memory) {
+  const RelaxedCapture relaxed(&api());
   std::vector<Freed> freed;
   {
     const std::lock_guard lock(memory.mutex);
@@ -202,6 +206,7 @@ void release_freed(Memory& memory) {
 
 void free_block(void* data) {
   if (data == nullptr) return;
+  const RelaxedCapture relaxed(&api());
   Memory& memory = Memory::get();
   std::optional<Block> block;
   {
@@ -224,6 +229,7 @@ c10::DataPtr take(std::size_t bytes) {
   Memory& memory = Memory::get();
   const c10::Device device(c10::kCUDA, static_cast<c10::DeviceIndex>(current_device()));
   if (bytes == 0) return {nullptr, device};
+  const RelaxedCapture relaxed(&api());
   release_freed(memory);
   {
     const std::lock_guard lock(memory.mutex);
