@@ -32,7 +32,8 @@ std::vector<OwnersStep> steps_of(const dist_autograd::ContextHandle& context,
 // may have been stepped, and the error says how many. Throws what DistributedOptimizer::step()
 // throws when the pass succeeded and an owner failed to step. Where an owner cannot be asked at
 // all, those after it are not asked, and the error says how many parameters were stepped.
-// Parameters that two optimizers share are stepped by both, in any order. Thread contract: any
+// Parameters that two optimizers share are stepped by both, in any order. On devices of this worker
+// steps are ordered with this thread's current streams as those of step(). Thread contract: any
 // thread.
 template <class... Optimizers>
 std::int64_t backward_and_step(const dist_autograd::ContextHandle& context,

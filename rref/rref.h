@@ -209,7 +209,8 @@ requires(!std::is_void_v<T>) struct StandIn<RRef<T>, T> {
 };
 }  // namespace detail
 
-// Owns `value` here, on the current worker, and returns the first reference to it.
+// Owns `value` here, on the current worker, and returns the first reference to it. Requests about
+// it come after what this thread's current streams of devices have queued.
 template <class T>
 RRef<T> make_rref(T value) {
   const auto agent = rpc::current_agent();
