@@ -366,7 +366,9 @@ std::shared_ptr<Agent> join_world(Options options) {
       if (std::chrono::steady_clock::now() >= deadline) throw;
     }
     options = given;
-    options.init_timeout = deadline - std::chrono::steady_clock::now();
+    // Its requests end with the grace time in any case.
+    options.init_timeout = std::max<std::chrono::nanoseconds>(
+        deadline - std::chrono::steady_clock::now(), OpenStore::kGraceTime);
     opened = open_store(options, key, loop, deadline);
     options.init_timeout = given.init_timeout;
   }

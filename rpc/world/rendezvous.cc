@@ -133,9 +133,9 @@ std::optional<std::vector<MemberCard>> Rendezvous::exchange(const MemberCard& ow
   base::Bytes bytes;
   base::ByteWriter out(bytes);
   own.write(out);
-  answer();  // first: who sees the card takes this worker for one that answers
   store_.set(slot_key("card", slot_),
              std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
+  come_back();
   std::vector<MemberCard> cards;
   // Key after key: a wait for all of them would have the store keep the keys of all workers for all
   // workers.
@@ -154,6 +154,7 @@ std::optional<std::vector<MemberCard>> Rendezvous::exchange(const MemberCard& ow
   }
   std::sort(cards.begin(), cards.end(),
             [](const MemberCard& a, const MemberCard& b) { return a.info.id < b.info.id; });
+  go_away();
   return cards;
 }
 
@@ -162,6 +163,7 @@ bool Rendezvous::finish(const WorldRecord& record) {
     if (!record_world(record)) return false;
     store_.set(key("recorded"), "1");
   } else {
+    come_back();
     const auto first = std::find(ids_.begin(), ids_.end(), record.entries.front().card.info.id);
     const auto recorded =
         await(key("recorded"), static_cast<std::size_t>(first - ids_.begin()), "record the world");
@@ -288,7 +290,8 @@ bool Rendezvous::read_members(const MemberRecord& self, const std::function<bool
   return true;
 }
 
-// False: there is no room for this worker, and will be none. True: it has to look again.
+// False: there is no room for this worker, and will be none. True: it has to look again. Throws
+// Error(timeout) where neither is known at the deadline.
 bool Rendezvous::in_time(const MemberRecord& self, const std::function<bool()>& too_late) {
   constexpr milliseconds kPollInterval{10};
   constexpr std::chrono::seconds kFoundingTime{2};
@@ -310,10 +313,18 @@ bool Rendezvous::in_time(const MemberRecord& self, const std::function<bool()>& 
     const bool over = now >= deadline_;
     if (over || waited >= std::min<steady_clock::duration>(silent_time_, kFoundingTime)) {
       const bool all = all_have_answered(question);
-      const bool silent = !all && (over ? waited >= kAnswerTime : waited >= silent_time_);
-      if (silent) supersede();
-      if (over || (all && !elastic)) return false;
-      if (silent) return true;
+      if (all && !elastic) return false;
+      const bool silent =
+          !all && (waited >= silent_time_ || (waited >= kAnswerTime && any_is_silent(question)));
+      if (silent && (over || waited >= silent_time_)) supersede();
+      if (over) {
+        throw Error(ErrorCode::timeout,
+                    "worker \"" + self.name + "\" waited " + init_timeout_text() +
+                        " for a place in the world of " + options_.world_size.str() + " at " +
+                        store_.describe() + ", which " + arrived_names() +
+                        (silent ? " had begun to found, not all of whom answer" : " found"));
+      }
+      if (silent && waited >= silent_time_) return true;
       if (waited >= silent_time_) {
         asked = now;
         question = ask();

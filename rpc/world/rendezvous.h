@@ -34,9 +34,8 @@ namespace stitch::rpc {
 //    within kAnswerTime, both live, and all workers get an error.
 // 3. A worker that finds all slots taken, one of them under its own name or rank: as 2, unless that
 //    founder is away: 4.
-// 4. A founder that knows all others makes its endpoints, and does not answer meanwhile:
-//    `silent_time`. It says before that it is away, and answers before it publishes its card; so
-//    one that is not away has had the time to answer.
+// 4. A founder that knows all others makes its endpoints, and later starts to serve. It does not
+//    answer meanwhile, and says before that it is away: `silent_time`.
 // Lives within join_world(). Thread contract: one thread. Every method throws Error(timeout) once
 // the deadline has passed, and what the store throws.
 class Rendezvous {
@@ -102,9 +101,11 @@ class Rendezvous {
   void answer();
   void answer_if_due();
   void go_away();
+  void come_back();
   [[nodiscard]] bool is_away(std::int64_t slot);
   [[nodiscard]] bool has_answered(std::int64_t slot, std::int64_t question);
   [[nodiscard]] bool all_have_answered(std::int64_t question);
+  [[nodiscard]] bool any_is_silent(std::int64_t question);
   [[nodiscard]] bool all_live(const std::set<std::int64_t>& slots);
   [[nodiscard]] bool former_life_is_silent(const MemberRecord& self, std::int64_t question);
 
@@ -116,6 +117,8 @@ class Rendezvous {
   [[nodiscard]] std::optional<Error> find_objection();
   [[nodiscard]] bool stands(const Error& objection);
   [[nodiscard]] Error incomplete();
+  [[nodiscard]] std::string init_timeout_text() const;
+  [[nodiscard]] std::string arrived_names();
   [[nodiscard]] std::vector<MemberRecord> arrived_records();
   [[nodiscard]] static bool in_one_place(const MemberRecord& a, const MemberRecord& b);
 

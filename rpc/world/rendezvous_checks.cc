@@ -122,11 +122,7 @@ Error Rendezvous::incomplete() {
   std::string arrived = "unknown, as the store does not answer";
   std::optional<Error> objection;
   try {
-    records_ = arrived_records();
-    std::vector<std::string> names;
-    for (const auto& record : records_)
-      names.push_back(record.name.empty() ? "a worker without a name" : record.name);
-    arrived = base::join_names(names);
+    arrived = arrived_names();
     supersede();  // the others, if they wait for longer, would wait for this worker
     const auto is_here = [&](const MemberRecord& former) {
       return std::any_of(records_.begin(), records_.end(),
@@ -138,14 +134,26 @@ Error Rendezvous::incomplete() {
   } catch (const Error&) {
     // What is known is said all the same.
   }
-  const std::string text = "worker \"" + options_.name + "\" waited " +
-                           std::to_string(options_.init_timeout / std::chrono::milliseconds(1)) +
-                           " ms for a world of " + options_.world_size.str() + " at " +
+  const std::string text = "worker \"" + options_.name + "\" waited " + init_timeout_text() +
+                           " for a world of " + options_.world_size.str() + " at " +
                            store_.describe() + ": only these arrived: " + arrived +
                            (silent_.empty() ? "" : "; " + silent_ + " had arrived before");
   if (!objection) return Error(ErrorCode::timeout, text);
   return Error(objection->code(),
                objection->what() + ("; not all of the founders answered, and " + text));
+}
+
+std::string Rendezvous::init_timeout_text() const {
+  return std::to_string(options_.init_timeout / std::chrono::milliseconds(1)) + " ms";
+}
+
+// Of the present founding, whose records are those of this object afterwards.
+std::string Rendezvous::arrived_names() {
+  records_ = arrived_records();
+  std::vector<std::string> names;
+  for (const auto& record : records_)
+    names.push_back(record.name.empty() ? "a worker without a name" : record.name);
+  return base::join_names(names);
 }
 
 // Of the present founding.

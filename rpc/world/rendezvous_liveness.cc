@@ -28,14 +28,20 @@ void Rendezvous::answer_if_due() {
   if (Clock::now() - last_look_ >= kLookInterval) answer();
 }
 
-// This worker does not answer until its card is there.
+// This worker does not answer until it comes back.
 void Rendezvous::go_away() {
   store_.set(slot_key("answer", slot_), std::to_string(answered_) + kAway);
 }
 
+void Rendezvous::come_back() {
+  answered_ = count(key("question"));
+  store_.set(slot_key("answer", slot_), std::to_string(answered_));
+  last_look_ = Clock::now();
+}
+
 bool Rendezvous::is_away(std::int64_t slot) {
   const auto text = store_.try_get(slot_key("answer", slot));
-  return text && text->ends_with(kAway) && !store_.try_get(slot_key("card", slot));
+  return text && text->ends_with(kAway);
 }
 
 bool Rendezvous::has_answered(std::int64_t slot, std::int64_t question) {
@@ -47,6 +53,14 @@ bool Rendezvous::all_have_answered(std::int64_t question) {
     if (!has_answered(i, question)) return false;
   }
   return true;
+}
+
+bool Rendezvous::any_is_silent(std::int64_t question) {
+  for (std::int64_t i = 0; i < founders_; ++i) {
+    // In this order: one that comes back in between has answered.
+    if (!is_away(i) && !has_answered(i, question)) return true;
+  }
+  return false;
 }
 
 // Whether each of these founders answers within kAnswerTime. Once the founding has failed it does

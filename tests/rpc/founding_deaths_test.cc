@@ -306,6 +306,21 @@ TEST_P(FoundingDeaths, AWorkerThatWaitsForMoreRecordsHearsWhyTheFoundingHasFaile
   EXPECT_TRUE(has_text(error, ErrorCode::invalid_argument, "expects a world of "));
 }
 
+// At its own deadline, before they need have answered.
+TEST_P(FoundingDeaths, AWorkerWithoutASlotLeavesThoseInPeaceThatMakeTheirEndpoints) {
+  leave(a_);
+  leave({.name = "c", .rank = 1, .world_size = 2});
+  for (const char* slot : {"0", "1"})
+    store().set(std::string("founding/0/answer/") + slot, "0 away");
+  const Error error = error_of([&] {
+    stitch::rpc::Rendezvous late(b_, store(), false, steady_clock::now() + 1500ms);
+    static_cast<void>(late.meet(record_of(b_), [] { return false; }));
+  });
+  EXPECT_TRUE(has_text(error, ErrorCode::timeout, "for a place in the world of 2"));
+  EXPECT_TRUE(has_text(error, ErrorCode::timeout, "which a and c found"));
+  EXPECT_EQ(generation(), 0);
+}
+
 TEST_P(FoundingDeaths, AWorkerWithoutASlotHearsWhyTheFoundingHasFailed) {
   leave(a_);
   leave({.name = "twin", .rank = 0, .world_size = 2});
