@@ -206,16 +206,26 @@ KeepResult IncomingCall::keep_when_done(KeepResult sink) {
   };
 }
 
-void IncomingCall::wait_for_current_streams() { context_.streams->wait_for_current(); }
+void IncomingCall::wait_for_current_streams() {
+  try {
+    context_.streams->wait_for_current();
+  } catch (...) {
+    hold_until_done();
+    throw;
+  }
+}
 
 void IncomingCall::hold_until_done() noexcept {
-  try {
-    const auto self = weak_from_this().lock();
-    if (!self) return;
-    if (auto gate = DeviceTensors::gate_of(*context_.streams))
-      agent_->device_tensors().when_open(std::move(gate), [self](const std::optional<Error>&) {});
-  } catch (const std::exception&) {
-    // The device has failed: there is nothing to wait for.
+  const auto self = weak_from_this().lock();
+  if (!self) return;
+  // One by one: where a device has failed the call still waits for the others.
+  for (const auto& stream : context_.streams->streams()) {
+    try {
+      if (auto gate = DeviceTensors::gate_of(StreamSet({stream})))
+        agent_->device_tensors().when_open(std::move(gate), [self](const std::optional<Error>&) {});
+    } catch (const std::exception&) {
+      // This device has failed: there is nothing to wait for.
+    }
   }
 }
 

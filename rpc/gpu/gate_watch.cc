@@ -93,13 +93,19 @@ struct GateWatch::State {
     bool some = false;
     for (auto at = active.begin(); at != active.end();) {
       std::optional<Error> error;
+      bool due = true;
       try {
-        if (at->gate && !at->gate->open()) {
-          ++at;
-          continue;
+        try {
+          due = !at->gate || at->gate->open();
+        } catch (const Error& failed) {
+          error = failed;
         }
-      } catch (const Error& failed) {
-        error = failed;
+      } catch (...) {
+        due = false;  // there was no memory to say what has failed: it is asked again
+      }
+      if (!due) {
+        ++at;
+        continue;
       }
       Item item = std::move(*at);
       at = active.erase(at);

@@ -54,18 +54,25 @@ void TensorTransfers::refuse_capture(c10::Device device) const {
                                                device.str() + " is being captured");
 }
 
-// When the bytes of one device are there.
+// When the bytes of one device are there. It ends on that device, on any thread: see DeviceEvent.
 struct OutgoingTransfers::Event {
   const transport::gpu::CudaApi& api;
+  const c10::Device device;
   const gpu_cuda::Stream stream;
   gpu_cuda::Event event = nullptr;
 
-  Event(const transport::gpu::CudaApi& table, gpu_cuda::Stream recorded_on)
-      : api(table), stream(recorded_on) {}
+  Event(const transport::gpu::CudaApi& table, c10::Device of, gpu_cuda::Stream recorded_on)
+      : api(table), device(of), stream(recorded_on) {}
   Event(const Event&) = delete;
   Event& operator=(const Event&) = delete;
   ~Event() {
-    if (event != nullptr) static_cast<void>(api.event_destroy(event));
+    if (event == nullptr) return;
+    try {
+      const c10::DeviceGuard on(device);
+      if (api.event_destroy(event) != gpu_cuda::kSuccess) static_cast<void>(api.get_last_error());
+    } catch (...) {
+      // The device is lost, and its events with it.
+    }
   }
 };
 
@@ -195,7 +202,7 @@ base::Bytes OutgoingTransfers::seal() {
       const c10::DeviceGuard on(piece.from);
       const auto stream = static_cast<gpu_cuda::Stream>(
           transfers_.bridge_.raw(VirtualGuardImpl(c10::kCUDA).getStream(piece.from)));
-      ready = std::make_shared<Event>(api, stream);
+      ready = std::make_shared<Event>(api, piece.from, stream);
       check_status(api, api.event_create_with_flags(&ready->event, gpu_cuda::kEventDisableTiming),
                    piece.from, "an event");
       check_status(api, api.event_record(ready->event, stream), piece.from, "an event");

@@ -16,10 +16,12 @@
 #include "stitch/rpc/gpu/device_gate.h"
 #include "stitch/rpc/worker.h"
 #include "stitch/rref/rref.h"
+#include "stitch/rref/serialized.h"
 #include "tests/gpu/device_tensors.h"
 #include "tests/gpu/fake_torch_device.h"
 #include "tests/support/cluster.h"
 #include "tests/support/error_of.h"
+#include "tests/support/eventually.h"
 
 namespace own_streams_test {  // its functions are registered under their full names
 namespace {
@@ -34,6 +36,7 @@ using stitch::testing::all_are;
 using stitch::testing::Cluster;
 using stitch::testing::device;
 using stitch::testing::error_of;
+using stitch::testing::eventually;
 using stitch::testing::filled;
 using stitch::testing::has_text;
 namespace fake = stitch::testing::fake_device;
@@ -181,6 +184,33 @@ TEST_F(LostDevices, AreLeftOutOfStreamsUnlessTheyAreNeeded) {
   const StreamSet lost({fake::pool_stream(device(2))});
   const auto named = error_of([&] { lost.wait_for_default(); });
   EXPECT_TRUE(has_text(named, ErrorCode::internal, "device cuda:2 has failed: "));
+}
+
+std::optional<fake::Hold> held_by_handler;
+// Its tensor is on cuda:1; the call that fills it has a stream of cuda:2, too.
+struct FilledLater {
+  at::Tensor tensor = filled(1, 1, {8});
+  void fill(const at::Tensor& by) {
+    held_by_handler.emplace(fake::current_stream(by.device()));
+    fake::fill_later(tensor, 7);
+    fake::break_device(2);
+  }
+  [[nodiscard]] bool is_filled() const { return all_are(tensor, 7); }
+};
+int one() { return 1; }
+
+TEST_F(LostDevices, EndNoTurnBeforeWhatItHasQueuedOnOthers) {
+  Cluster cluster(2);
+  use_1_and_2();
+  const auto object = stitch::remote<stitch::Serialized<FilledLater>>("worker1");
+  const auto fill = object.rpc_async<&FilledLater::fill>(filled(1, 3, {8}));
+  ASSERT_TRUE(eventually([] { return fake::has_queued_work(device(1)); }));
+  const auto read = object.rpc_async<&FilledLater::is_filled>();
+  EXPECT_EQ(rpc_sync<one>("worker1"), 1);
+  EXPECT_FALSE(read.wait_for(20ms)) << "the turn before it has not ended";
+  held_by_handler.reset();
+  EXPECT_TRUE(has_text(error_of([&] { fill.get(); }), ErrorCode::internal, "cuda:2"));
+  EXPECT_TRUE(read.get());
 }
 
 TEST_F(LostDevices, KeepNoProgramThatIsUnderTheirStreamsFromItsOtherWork) {
