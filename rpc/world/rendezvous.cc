@@ -89,9 +89,10 @@ std::optional<std::vector<Rendezvous::Founder>> Rendezvous::meet(
       supersede();
       return std::nullopt;
     }
+    const bool superseded = is_superseded();  // first: it follows a failure
     if (!has_failed()) {
       // Others have taken one for dead that was only slow: all find the error in the next one.
-      if (is_superseded()) return std::nullopt;
+      if (superseded) return std::nullopt;
       if (steady_clock::now() >= deadline_) {
         supersede();  // this worker does not know whether all live
         throw Error(*objection);
@@ -321,8 +322,8 @@ bool Rendezvous::in_time(const MemberRecord& self, const std::function<bool()>& 
         throw Error(ErrorCode::timeout,
                     "worker \"" + self.name + "\" waited " + init_timeout_text() +
                         " for a place in the world of " + options_.world_size.str() + " at " +
-                        store_.describe() + ", which " + arrived_names() +
-                        (silent ? " had begun to found, not all of whom answer" : " found"));
+                        store_.describe() + ", which is founded by: " + arrived_names() +
+                        (silent ? "; not all of them answer" : ""));
       }
       if (silent && waited >= silent_time_) return true;
       if (waited >= silent_time_) {

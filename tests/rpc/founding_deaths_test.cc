@@ -317,7 +317,7 @@ TEST_P(FoundingDeaths, AWorkerWithoutASlotLeavesThoseInPeaceThatMakeTheirEndpoin
     static_cast<void>(late.meet(record_of(b_), [] { return false; }));
   });
   EXPECT_TRUE(has_text(error, ErrorCode::timeout, "for a place in the world of 2"));
-  EXPECT_TRUE(has_text(error, ErrorCode::timeout, "which a and c found"));
+  EXPECT_TRUE(has_text(error, ErrorCode::timeout, "founded by: a, c"));
   EXPECT_EQ(generation(), 0);
 }
 
