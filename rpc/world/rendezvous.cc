@@ -319,11 +319,11 @@ bool Rendezvous::in_time(const MemberRecord& self, const std::function<bool()>& 
           !all && (waited >= silent_time_ || (waited >= kAnswerTime && any_is_silent(question)));
       if (silent && (over || waited >= silent_time_)) supersede();
       if (over) {
-        throw Error(ErrorCode::timeout,
-                    "worker \"" + self.name + "\" waited " + init_timeout_text() +
-                        " for a place in the world of " + options_.world_size.str() + " at " +
-                        store_.describe() + ", which is founded by: " + arrived_names() +
-                        (silent ? "; not all of them answer" : ""));
+        throw Error(ErrorCode::timeout, "worker \"" + self.name + "\" waited " +
+                                            init_timeout_text() + " for a place in the world of " +
+                                            options_.world_size.str() + " at " + store_.describe() +
+                                            ", which is founded by: " + arrived_names() +
+                                            (silent ? "; not all of them answer" : ""));
       }
       if (silent && waited >= silent_time_) return true;
       if (waited >= silent_time_) {
