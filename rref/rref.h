@@ -87,7 +87,7 @@ class [[nodiscard]] RRef {
   }
 
   // The same reference; calls and fetches through it (not backward()) do this where the limits of
-  // the owner keep them back: with WhenFull::refuse they fail with `overloaded` at once.
+  // the owner keep them back: with WhenFull::refuse they fail with `overloaded` (see WhenFull).
   [[nodiscard]] RRef with_when_full(WhenFull when_full) const {
     RRef copy = *this;
     rref::HandleUse use = copy.use();

@@ -167,7 +167,13 @@ bool PeerFlow::refuse_held(Queue& refused) noexcept {
   const bool first = full != nullptr && full->begin()->second.request.refused;
   if (first) {
     refuse_one(*full, full->begin(), out);
-  } else {  // those behind it wait for room, too, or for one of the program
+  } else {
+    // What is older than it has room, and begins once more is written.
+    for (const Queue& queue : inside) {
+      if (full != nullptr && !queue.empty() && queue.begin()->first < full->begin()->first)
+        return false;
+    }
+    // Those behind it wait for room, too, or for one of the program.
     held_back_ = false;
     for (Queue* queue : {&inside[0], &inside[1], &followers_}) refuse_all(*queue, out);
   }

@@ -101,7 +101,7 @@ struct OutMessage {
     return nullptr;
   }
   std::vector<std::unique_ptr<Attachment>> attachments;
-  bool refuse_when_full = false;  // a request: not made where it would have to wait
+  bool refuse_when_full = false;  // a request: not made where it would wait for room
   bool ahead = false;  // a small request, not behind calls of the program that wait for room
 };
 
