@@ -165,8 +165,12 @@ class AwaitedResult final : public rpc::AwaitedWork {
   // The callback stays, and with it the arguments, which the work may still use.
   void give_up() override {
     if (interest_->cancel(Cancel::own_work, true)) return;
-    Delivery delivery = std::move(delivery_);
-    delivery.error(given_up_work());
+    // Others hold the future. What keeps its result has been answered; with the callback it keeps
+    // the object on which the work goes on.
+    if constexpr (!std::is_same_v<Delivery, KeepDelivery>) {
+      Delivery delivery = std::move(delivery_);
+      delivery.error(given_up_work());
+    }
   }
 
  private:

@@ -159,11 +159,11 @@ std::optional<std::stop_token> StopFlag::made_token() {
   return source_ ? std::optional(source_->get_token()) : std::nullopt;
 }
 
-// The code of a coroutine may have taken the token of the flag around its own before it first
-// awaited something. Those further out are for other coroutines to show: each of many that are
-// nested would go through all of them.
+// The code of a coroutine may have the tokens of those around it, as arguments. Those further out
+// show theirs as they go on: each of many that are nested would go through all of them.
 void StopFlag::show() {
-  for (StopFlag* flag = this; flag != nullptr; flag = flag->outer_.get()) {
+  int left = kMaxNestedStops;
+  for (StopFlag* flag = this; flag != nullptr && left-- > 0; flag = flag->outer_.get()) {
     if (!flag->requested_.load(std::memory_order_acquire)) continue;
     std::optional<std::stop_source> source;
     {
@@ -171,7 +171,6 @@ void StopFlag::show() {
       source = flag->source_;
     }
     if (source) request_stop(std::move(*source));
-    if (flag != this) return;
   }
 }
 

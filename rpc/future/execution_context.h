@@ -38,8 +38,8 @@ class StopFlag {
   void request() STITCH_EXCLUDES(mutex_);
   // The same for a thread that must not wait: stop callbacks run on one that may.
   void request_apart() STITCH_EXCLUDES(mutex_);
-  // If it was requested, the token says so from here on, and so does that of the next one outwards
-  // that was: stop callbacks that have not begun run here.
+  // If it was requested, the token says so from here on, and so do those of kMaxNestedStops flags
+  // outwards, where these were: stop callbacks that have not begun run here.
   void show() STITCH_EXCLUDES(mutex_);
   // As request(), but leaves it to the caller to call request_stop() with the source, which runs
   // the stop callbacks. Empty when that is not needed: no token was taken, or it was requested

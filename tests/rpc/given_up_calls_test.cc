@@ -66,6 +66,39 @@ Future<int> looks_at_its_token() {
   co_return 0;
 }
 
+Future<int> looks_at(std::stop_token token) {
+  ++begun;
+  try {
+    co_await never->future();
+  } catch (const Error&) {
+    told += token.stop_requested() ? 1 : 0;
+  }
+  ++ended;
+  co_return 0;
+}
+// That of the call, two further out.
+Future<int> passes_its_token_on() {
+  const std::stop_token token = stitch::current_stop_token();
+  co_await stitch::rpc_async<answer>("worker1");
+  co_return co_await looks_at(token);
+}
+
+TEST(GivenUpCalls, ACoroutineInsideAStoppedOneFindsTheTokenThatItWasGivenStopped) {
+  Cluster cluster(2);
+  told = 0;
+  constexpr int kStops = 50;
+  for (int i = 0; i < kStops; ++i) {
+    never = std::make_unique<Promise<int>>();
+    begun = ended = 0;
+    const auto call = stitch::rpc_async<passes_its_token_on>("worker1");
+    EXPECT_TRUE(eventually([] { return begun == 1; }));
+    call.cancel();
+    EXPECT_TRUE(eventually([] { return ended == 1; }));
+  }
+  EXPECT_EQ(told, kStops);
+  never = nullptr;
+}
+
 // What it awaited fails because it was stopped: it can tell that from any other failure.
 TEST(GivenUpCalls, AStoppedCoroutineFindsItsTokenStopped) {
   Cluster cluster(2);
