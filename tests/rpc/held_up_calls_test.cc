@@ -274,7 +274,7 @@ std::atomic<int> answered{0}, refusals{0};
 
 const std::string kTime = "[0-9.]+ (ms|s)";
 
-void take_longer() { std::this_thread::sleep_for(200ms); }
+void take_longer() { std::this_thread::sleep_for(200ms); }  // than the deadlines of its calls
 int take_a_time() {
   std::this_thread::sleep_for(20ms);  // calls of several threads overlap
   return ++answered;
