@@ -105,6 +105,8 @@ class Rendezvous {
   [[nodiscard]] bool is_away(std::int64_t slot);
   [[nodiscard]] bool has_answered(std::int64_t slot, std::int64_t question);
   [[nodiscard]] bool all_have_answered(std::int64_t question);
+  // It has not answered, and is not away.
+  [[nodiscard]] bool is_silent(std::int64_t slot, std::int64_t question);
   [[nodiscard]] bool any_is_silent(std::int64_t question);
   [[nodiscard]] bool all_live(const std::set<std::int64_t>& slots);
   [[nodiscard]] bool former_life_is_silent(const MemberRecord& self, std::int64_t question);

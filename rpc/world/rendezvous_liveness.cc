@@ -55,10 +55,14 @@ bool Rendezvous::all_have_answered(std::int64_t question) {
   return true;
 }
 
+bool Rendezvous::is_silent(std::int64_t slot, std::int64_t question) {
+  // In this order: one that comes back in between has answered.
+  return !is_away(slot) && !has_answered(slot, question);
+}
+
 bool Rendezvous::any_is_silent(std::int64_t question) {
   for (std::int64_t i = 0; i < founders_; ++i) {
-    // In this order: one that comes back in between has answered.
-    if (!is_away(i) && !has_answered(i, question)) return true;
+    if (is_silent(i, question)) return true;
   }
   return false;
 }
@@ -94,8 +98,7 @@ bool Rendezvous::former_life_is_silent(const MemberRecord& self, std::int64_t qu
       if (error.code() != ErrorCode::protocol) throw;
       continue;  // those that read it as founders say it
     }
-    // In this order: one that comes back in between has answered.
-    if (!is_away(i) && !has_answered(i, question)) return true;
+    if (is_silent(i, question)) return true;
   }
   return false;
 }
