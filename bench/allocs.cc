@@ -9,6 +9,7 @@
 
 namespace stitch_bench {
 
+namespace allocs_measure {
 namespace {
 
 void start_there() { start_counting_allocations(); }
@@ -38,8 +39,10 @@ void first(Side& side) {
 }
 
 }  // namespace
+}  // namespace allocs_measure
 
 Measure allocs() {
+  using namespace allocs_measure;
   return {
       .name = "allocs",
       .about =

@@ -15,6 +15,7 @@
 
 namespace stitch_bench {
 
+namespace autograd_measure {
 namespace {
 
 namespace dist_autograd = stitch::dist_autograd;
@@ -155,8 +156,10 @@ void first(Side& side) {
 }
 
 }  // namespace
+}  // namespace autograd_measure
 
 Measure autograd() {
+  using namespace autograd_measure;
   return {.name = "autograd",
           .about =
               "chains of 1 to 64 calls and fans of 1 to 256 calls in one context, then backward; "

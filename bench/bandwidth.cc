@@ -10,6 +10,7 @@
 
 namespace stitch_bench {
 
+namespace bandwidth_measure {
 namespace {
 
 void first(Side& side) {
@@ -30,8 +31,10 @@ void first(Side& side) {
 }
 
 }  // namespace
+}  // namespace bandwidth_measure
 
 Measure bandwidth() {
+  using namespace bandwidth_measure;
   return {.name = "bandwidth",
           .about =
               "echo of a tensor of random bytes, --sizes MiB; bytes of both directions over the "

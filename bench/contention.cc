@@ -12,6 +12,7 @@
 
 namespace stitch_bench {
 
+namespace contention_measure {
 namespace {
 
 void consume(at::Tensor) {}
@@ -80,8 +81,10 @@ void first(Side& side) {
 }
 
 }  // namespace
+}  // namespace contention_measure
 
 Measure contention() {
+  using namespace contention_measure;
   return {.name = "contention",
           .about =
               "empty calls alone, and while a tensor of --load-size MiB is sent again and again "

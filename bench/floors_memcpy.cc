@@ -7,6 +7,7 @@
 
 namespace stitch_bench {
 
+namespace floors_memcpy_measure {
 namespace {
 
 void first(Side& side) {
@@ -27,8 +28,10 @@ void first(Side& side) {
 }
 
 }  // namespace
+}  // namespace floors_memcpy_measure
 
 Measure floor_memcpy() {
+  using namespace floors_memcpy_measure;
   return {.name = "floor-memcpy",
           .about = "memcpy between two buffers that are in memory already",
           .first = &first};

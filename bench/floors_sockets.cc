@@ -17,6 +17,7 @@
 
 namespace stitch_bench {
 
+namespace floors_sockets_measure {
 namespace {
 
 using Ball = std::array<char, 64>;
@@ -159,8 +160,10 @@ void second(Side& side) {
 }
 
 }  // namespace
+}  // namespace floors_sockets_measure
 
 Measure floor_sockets() {
+  using namespace floors_sockets_measure;
   return {.name = "floor-sockets",
           .about =
               "64 bytes back and forth: blocking TCP, TCP with both sides polling, blocking unix "

@@ -14,6 +14,7 @@
 
 namespace stitch_bench {
 
+namespace floors_tensorpipe_measure {
 namespace {
 
 namespace tp = ::tensorpipe;
@@ -244,14 +245,17 @@ void second(Side& side) {
 }
 
 }  // namespace
+}  // namespace floors_tensorpipe_measure
 
 Measure floor_tensorpipe_latency() {
+  using namespace floors_tensorpipe_measure;
   return {.name = "floor-tensorpipe-latency",
           .about = "TensorPipe alone: 64 bytes back and forth, a thread waiting for each",
           .first = &first_latency,
           .second = &second};
 }
 Measure floor_tensorpipe_rate() {
+  using namespace floors_tensorpipe_measure;
   return {.name = "floor-tensorpipe-rate",
           .about =
               "TensorPipe alone: 64 bytes and their echo, 1, 16 and 256 in flight from callbacks; "
@@ -260,6 +264,7 @@ Measure floor_tensorpipe_rate() {
           .second = &second};
 }
 Measure floor_tensorpipe_bandwidth() {
+  using namespace floors_tensorpipe_measure;
   return {.name = "floor-tensorpipe-bandwidth",
           .about = "TensorPipe alone: echo of buffers that are used again",
           .first = &first_bandwidth,

@@ -24,6 +24,7 @@
 
 namespace stitch_bench {
 
+namespace gpu_measure {
 namespace {
 
 using stitch::rpc::DeviceBridge;
@@ -262,8 +263,10 @@ void second(Side& side) {
 }
 
 }  // namespace
+}  // namespace gpu_measure
 
 Measure gpu() {
+  using namespace gpu_measure;
   return {.name = "gpu",
           .about =
               "tensors on GPUs by each path: local, peer, ipc, shared, nccl, staging; --sizes MiB "
@@ -277,6 +280,7 @@ Measure gpu() {
 bool has_device() { return why_no_device().empty(); }
 
 std::string why_no_device() {
+  using namespace gpu_measure;
   if (devices() == 0) return "libtorch sees none here";
   if (stitch::rpc::device_bridge() == nullptr)
     return "this program is built with a libtorch without CUDA";

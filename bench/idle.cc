@@ -14,6 +14,7 @@
 
 namespace stitch_bench {
 
+namespace idle_measure {
 namespace {
 
 // The same work as in the process that only loads libtorch.
@@ -77,14 +78,17 @@ void first_alone(Side& side) {
 }
 
 }  // namespace
+}  // namespace idle_measure
 
 Measure memory_base() {
+  using namespace idle_measure;
   return {.name = "floor-memory",
           .about = "memory of a process that only loads libtorch and makes one tensor",
           .first = &first_alone};
 }
 
 Measure idle() {
+  using namespace idle_measure;
   return {.name = "idle",
           .about =
               "processor time, threads and memory of two connected workers that do nothing, for 10 "

@@ -10,6 +10,7 @@
 
 namespace stitch_bench {
 
+namespace latency_measure {
 namespace {
 
 template <auto Add>
@@ -44,8 +45,10 @@ void first(Side& side) {
 }
 
 }  // namespace
+}  // namespace latency_measure
 
 Measure latency() {
+  using namespace latency_measure;
   return {.name = "latency",
           .about =
               "one call at a time: empty, and the sum of two tensors of 8 floats; on the pool and "

@@ -15,6 +15,7 @@
 
 namespace stitch_bench {
 
+namespace rate_measure {
 namespace {
 
 // One thread keeps `in_flight` futures and waits for the oldest before it calls again.
@@ -130,8 +131,10 @@ void first(Side& side) {
 }
 
 }  // namespace
+}  // namespace rate_measure
 
 Measure rate() {
+  using namespace rate_measure;
   return {.name = "rate",
           .about =
               "calls per second, 1, 16 and 256 in flight: a window of futures, and calls made by "

@@ -22,6 +22,7 @@
 
 namespace stitch_bench {
 
+namespace rref_measure {
 namespace {
 
 // The object of the references; counts its instances.
@@ -147,8 +148,10 @@ void first(Side& side) {
 }
 
 }  // namespace
+}  // namespace rref_measure
 
 Measure rref() {
+  using namespace rref_measure;
   return {.name = "rref",
           .about =
               "objects made on the other worker and dropped, per second; time of remote() and "

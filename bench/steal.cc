@@ -10,6 +10,7 @@
 
 namespace stitch_bench {
 
+namespace steal_measure {
 namespace {
 
 // A fixed amount of work in registers.
@@ -77,8 +78,10 @@ void second(Side& side) {
 }
 
 }  // namespace
+}  // namespace steal_measure
 
 Measure steal() {
+  using namespace steal_measure;
   return {.name = "steal",
           .about =
               "two processes computing, without stitch and as connected idle workers: how much "

@@ -16,6 +16,7 @@
 
 namespace stitch_bench {
 
+namespace step_measure {
 namespace {
 
 // The layers that both variants share: each seeds its own parameters.
@@ -159,8 +160,10 @@ void first(Side& side) {
 }
 
 }  // namespace
+}  // namespace step_measure
 
 Measure step() {
+  using namespace step_measure;
   return {.name = "step",
           .about =
               "training steps of a 784-512-512-10 perceptron, hidden layers on the other worker, "

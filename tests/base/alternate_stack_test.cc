@@ -14,7 +14,7 @@
 
 #include "tests/support/sanitizers.h"
 
-namespace stitch::base {
+namespace stitch::base::alternate_stack_test {
 namespace {
 
 constexpr bool kSanitized = testing::kAddressSanitizer || testing::kThreadSanitizer;
@@ -103,4 +103,4 @@ TEST(AlternateStack, TheProgramsOwnIsKept) {
 }
 
 }  // namespace
-}  // namespace stitch::base
+}  // namespace stitch::base::alternate_stack_test

@@ -5,7 +5,7 @@
 #include <chrono>
 #include <limits>
 
-namespace stitch::base {
+namespace stitch::base::deadline_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -56,4 +56,4 @@ TEST(Deadline, OfAnOptionalTimeoutIsNoneForZero) {
 }
 
 }  // namespace
-}  // namespace stitch::base
+}  // namespace stitch::base::deadline_test

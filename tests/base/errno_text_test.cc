@@ -8,7 +8,7 @@
 
 #include "tests/support/forked_child.h"
 
-namespace stitch::base {
+namespace stitch::base::errno_text_test {
 namespace {
 
 TEST(ErrnoText, SaysWhatTheSystemSays) { EXPECT_EQ(errno_text(EPIPE), "Broken pipe"); }
@@ -31,4 +31,4 @@ TEST(ErrnoText, NamesTheLimitThatIsReached) {
 }
 
 }  // namespace
-}  // namespace stitch::base
+}  // namespace stitch::base::errno_text_test

@@ -6,7 +6,7 @@
 #include <stdexcept>
 #include <string>
 
-namespace stitch {
+namespace stitch::error_test {
 namespace {
 
 struct Verbose : std::runtime_error {
@@ -46,4 +46,4 @@ TEST(Error, CopiesSayMoreAndLeaveTheOriginalAlone) {
 }
 
 }  // namespace
-}  // namespace stitch
+}  // namespace stitch::error_test

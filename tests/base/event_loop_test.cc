@@ -7,7 +7,7 @@
 #include <thread>
 #include <vector>
 
-namespace stitch::base {
+namespace stitch::base::event_loop_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -181,4 +181,4 @@ TEST(EventLoop, AddingAndCancellingATimerIsCheap) {
 }
 
 }  // namespace
-}  // namespace stitch::base
+}  // namespace stitch::base::event_loop_test

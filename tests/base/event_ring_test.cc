@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-namespace stitch::base {
+namespace stitch::base::event_ring_test {
 namespace {
 
 TEST(EventRing, ListsWhatWasRecordedOldestFirstWithItsTimes) {
@@ -80,4 +80,4 @@ TEST(EventRing, NeverListsAHalfWrittenEvent) {
 }
 
 }  // namespace
-}  // namespace stitch::base
+}  // namespace stitch::base::event_ring_test

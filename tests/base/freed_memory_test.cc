@@ -13,7 +13,7 @@
 #include "tests/support/resident_memory.h"
 #include "tests/support/sanitizers.h"
 
-namespace stitch::base {
+namespace stitch::base::freed_memory_test {
 namespace {
 
 using testing::resident_bytes;
@@ -71,4 +71,4 @@ TEST(FreedMemory, GoesBackFromBetweenBlocksInUse) {
 }
 
 }  // namespace
-}  // namespace stitch::base
+}  // namespace stitch::base::freed_memory_test

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <set>
 
-namespace stitch::base {
+namespace stitch::base::hash_test {
 namespace {
 
 TEST(Hash, DependsOnEveryFieldAndTheirOrder) {
@@ -25,4 +25,4 @@ TEST(Hash, SpreadsConsecutiveNumbersOverTheLowBits) {
 }
 
 }  // namespace
-}  // namespace stitch::base
+}  // namespace stitch::base::hash_test

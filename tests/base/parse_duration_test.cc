@@ -4,6 +4,7 @@
 
 #include <chrono>
 
+namespace parse_duration_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -30,3 +31,4 @@ TEST(ParseDuration, RefusesOtherTexts) {
 }
 
 }  // namespace
+}  // namespace parse_duration_test

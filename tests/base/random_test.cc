@@ -5,7 +5,7 @@
 #include <array>
 #include <set>
 
-namespace stitch::base {
+namespace stitch::base::random_test {
 namespace {
 
 TEST(Random, FillsExactlyTheBytesItIsGiven) {
@@ -27,4 +27,4 @@ TEST(Random, NumbersDiffer) {
 }
 
 }  // namespace
-}  // namespace stitch::base
+}  // namespace stitch::base::random_test

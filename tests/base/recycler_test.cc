@@ -33,7 +33,7 @@
 #define STITCH_TEST_RECYCLES 1
 #endif
 
-namespace stitch::base {
+namespace stitch::base::recycler_test {
 namespace {
 
 // The usable size of a block taken for `bytes`: under a sanitizer exactly `bytes`.
@@ -316,4 +316,4 @@ TEST(Recycler, BytesOfEverySizeUseIt) {
 }
 
 }  // namespace
-}  // namespace stitch::base
+}  // namespace stitch::base::recycler_test

@@ -7,7 +7,7 @@
 #include <set>
 #include <vector>
 
-namespace stitch::base {
+namespace stitch::base::reserve_test {
 namespace {
 
 // All that take_reserved(bytes) has to give.
@@ -65,4 +65,4 @@ TEST(ReservedAllocator, TakesFromTheReserveWhereTheHeapHasNothing) {
 }
 
 }  // namespace
-}  // namespace stitch::base
+}  // namespace stitch::base::reserve_test

@@ -5,7 +5,7 @@
 
 #include <thread>
 
-namespace stitch::base {
+namespace stitch::base::signals_test {
 namespace {
 
 bool is_blocked(int signal) {
@@ -45,4 +45,4 @@ TEST(SignalsBlocked, AThreadStartedMeanwhileKeepsThemBlocked) {
 }
 
 }  // namespace
-}  // namespace stitch::base
+}  // namespace stitch::base::signals_test

@@ -12,7 +12,7 @@
 #include "tests/support/error_of.h"
 #include "tests/support/no_more_threads.h"
 
-namespace stitch::base {
+namespace stitch::base::task_thread_test {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -134,4 +134,4 @@ TEST(TaskThread, TakesTasksFromSeveralThreads) {
 }
 
 }  // namespace
-}  // namespace stitch::base
+}  // namespace stitch::base::task_thread_test

@@ -14,6 +14,7 @@
 #include "tests/support/eventually.h"
 #include "tests/support/running_command.h"
 
+namespace stitch_bench_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -182,3 +183,4 @@ TEST(Compare, ExplainsItselfAndWhatIsMissing) {
 }
 
 }  // namespace
+}  // namespace stitch_bench_test

@@ -7,6 +7,7 @@
 #include "tests/support/contains.h"
 #include "tests/support/process_world.h"
 
+namespace autograd_process_test {
 namespace {
 
 using stitch::testing::contains;
@@ -14,7 +15,7 @@ using stitch::testing::ProcessWorld;
 
 TEST(AutogradProcesses, AKilledWorkerFailsThePassAndItsContextAndNothingElse) {
   for (const char* transport : {"shm", "tcp"}) {
-    ProcessWorld world(3, {WORLD_PROGRAM, "death"},
+    ProcessWorld world(3, {AUTOGRAD_WORLD_PROGRAM, "death"},
                        {std::string("STITCH_TRANSPORTS=") + transport});
     EXPECT_EQ(world[0].wait(), 0) << world[0].err();
     EXPECT_EQ(world[1].wait(), 0) << world[1].err();
@@ -25,7 +26,7 @@ TEST(AutogradProcesses, AKilledWorkerFailsThePassAndItsContextAndNothingElse) {
 }
 
 TEST(AutogradProcesses, APassHasTheAnomalyModeOfItsRootAndStacksWhereItWasOnInForward) {
-  ProcessWorld world(3, {WORLD_PROGRAM, "anomaly"});
+  ProcessWorld world(3, {AUTOGRAD_WORLD_PROGRAM, "anomaly"});
   for (int rank = 0; rank < 3; ++rank) EXPECT_EQ(world[rank].wait(), 0) << world[rank].err();
   // The root's mode alone decides what fails, and changes no other process.
   EXPECT_EQ(world[0].out(),
@@ -42,3 +43,4 @@ TEST(AutogradProcesses, APassHasTheAnomalyModeOfItsRootAndStacksWhereItWasOnInFo
 }
 
 }  // namespace
+}  // namespace autograd_process_test

@@ -1,17 +1,8 @@
-#include <gtest/gtest.h>
-#include <torch/torch.h>
-
-#include <atomic>
-#include <optional>
-
-#include "stitch/dist_autograd/context.h"
-#include "stitch/dist_autograd/rref_backward.h"
-#include "stitch/rpc/agent/agent.h"
 #include "tests/dist_autograd/remote_parts.h"
-#include "tests/support/error_of.h"
 #include "tests/support/oracle.h"
+#include "tests/support/world_test.h"
 
-namespace stitch::testing {
+namespace stitch::testing::backward_errors_test {
 namespace {
 
 using dist_autograd::Context;
@@ -343,4 +334,4 @@ TEST_P(BackwardErrors, AreNotCausedByALongPassUnderAShortCallTimeout) {
 }
 
 }  // namespace
-}  // namespace stitch::testing
+}  // namespace stitch::testing::backward_errors_test

@@ -1,17 +1,10 @@
-#include <gtest/gtest.h>
-#include <torch/torch.h>
-
-#include <atomic>
 #include <semaphore>
 
-#include "stitch/dist_autograd/context.h"
-#include "stitch/dist_autograd/rref_backward.h"
 #include "tests/dist_autograd/remote_parts.h"
-#include "tests/support/error_of.h"
-#include "tests/support/gate.h"
 #include "tests/support/oracle.h"
+#include "tests/support/world_test.h"
 
-namespace stitch::testing {
+namespace stitch::testing::backward_test {
 namespace {
 
 using dist_autograd::Context;
@@ -387,4 +380,4 @@ TEST(ConcurrentContexts, KeepTheirGradientsApartUnderLoad) {
 }
 
 }  // namespace
-}  // namespace stitch::testing
+}  // namespace stitch::testing::backward_test

@@ -1,30 +1,11 @@
-#include "stitch/dist_autograd/context.h"
-
-#include <gtest/gtest.h>
-#include <torch/torch.h>
-
-#include <algorithm>
-#include <array>
-#include <chrono>
 #include <cstdio>
-#include <functional>
-#include <map>
-#include <memory>
-#include <optional>
-#include <set>
-#include <string>
-#include <vector>
 
 #include "stitch/dist_autograd/worker_colours.h"
-#include "stitch/rpc/agent/agent.h"
-#include "stitch/rpc/agent/extension.h"
-#include "stitch/rref/rref.h"
 #include "tests/dist_autograd/remote_parts.h"
-#include "tests/support/error_of.h"
-#include "tests/support/gate.h"
 #include "tests/support/oracle.h"
+#include "tests/support/world_test.h"
 
-namespace stitch::testing {
+namespace stitch::testing::context_test {
 namespace {
 
 using dist_autograd::Context;
@@ -595,4 +576,4 @@ TEST(Context, GoesOnAfterACallThatFails) {
 }
 
 }  // namespace
-}  // namespace stitch::testing
+}  // namespace stitch::testing::context_test

@@ -6,7 +6,7 @@
 #include "tests/dist_autograd/remote_parts.h"
 #include "tests/support/equal_gradients.h"
 
-namespace stitch::testing {
+namespace stitch::testing::create_graph_test {
 namespace {
 
 using dist_autograd::Context;
@@ -117,4 +117,4 @@ TEST_P(SecondDerivatives, MayBeDifferentiatedOnceMore) {
 }
 
 }  // namespace
-}  // namespace stitch::testing
+}  // namespace stitch::testing::create_graph_test

@@ -7,7 +7,7 @@
 #include "stitch/dist_autograd/executor/strand.h"
 #include "stitch/dist_autograd/graph/send_node.h"
 
-namespace stitch::dist_autograd::testing {
+namespace stitch::dist_autograd::testing::delivery_check_test {
 namespace {
 
 // x, sent to another worker and back: a send node, which leads to a product and a leaf.
@@ -96,4 +96,4 @@ TEST_F(DeliveryAssertionsDeathTest, AreMadeByTheStrand) {
 }
 
 }  // namespace
-}  // namespace stitch::dist_autograd::testing
+}  // namespace stitch::dist_autograd::testing::delivery_check_test

@@ -3,24 +3,14 @@
 #include <ATen/SavedTensorHooks.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 #include <dlfcn.h>
-#include <gtest/gtest.h>
 #include <torch/csrc/autograd/engine.h>
-#include <torch/torch.h>
 
-#include <algorithm>
-#include <memory>
-#include <mutex>
-#include <string>
-#include <thread>
-#include <vector>
-
-#include "stitch/dist_autograd/context.h"
 #include "stitch/dist_autograd/graph/compat.h"
 #include "tests/dist_autograd/remote_parts.h"
 #include "tests/support/equal_gradients.h"
-#include "tests/support/error_of.h"
+#include "tests/support/world_test.h"
 
-namespace stitch::testing {
+namespace stitch::testing::engine_edges_test {
 namespace {
 
 using dist_autograd::Context;
@@ -397,4 +387,4 @@ TEST_P(EngineEdges, AnInputThatOnlyARecomputationReachesNeedsOneThatLeadsThere) 
 }
 
 }  // namespace
-}  // namespace stitch::testing
+}  // namespace stitch::testing::engine_edges_test

@@ -1,18 +1,12 @@
 // What libtorch's engine does with hooks, leaves and modes, over workers, against that engine.
-#include <gtest/gtest.h>
-#include <torch/torch.h>
-
 #include <cmath>
-#include <mutex>
 
-#include "stitch/dist_autograd/context.h"
 #include "stitch/dist_autograd/graph/compat.h"
-#include "stitch/dist_autograd/rref_backward.h"
 #include "tests/dist_autograd/remote_parts.h"
 #include "tests/support/equal_gradients.h"
-#include "tests/support/error_of.h"
+#include "tests/support/world_test.h"
 
-namespace stitch::testing {
+namespace stitch::testing::engine_rules_test {
 namespace {
 
 using dist_autograd::Context;
@@ -568,4 +562,4 @@ TEST_P(EngineRules, GradientsCrossDtypesAndComplexViews) {
 }
 
 }  // namespace
-}  // namespace stitch::testing
+}  // namespace stitch::testing::engine_rules_test

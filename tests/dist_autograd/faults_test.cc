@@ -1,17 +1,9 @@
-#include <gtest/gtest.h>
-#include <torch/torch.h>
-
-#include <atomic>
-#include <random>
-
-#include "stitch/dist_autograd/context.h"
 #include "stitch/dist_autograd/messages.h"
-#include "stitch/rpc/message/frame_kinds.h"
 #include "tests/dist_autograd/remote_parts.h"
-#include "tests/support/loopback_faults.h"
 #include "tests/support/oracle.h"
+#include "tests/support/world_test.h"
 
-namespace stitch::testing {
+namespace stitch::testing::faults_test {
 namespace {
 
 using dist_autograd::Context;
@@ -143,4 +135,4 @@ TEST_P(Faults, ABrokenConnectionEndsThePassWhicheverMessageItHits) {
 }
 
 }  // namespace
-}  // namespace stitch::testing
+}  // namespace stitch::testing::faults_test

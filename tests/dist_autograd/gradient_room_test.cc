@@ -1,21 +1,7 @@
 // Gradients to a worker that does not read: what waits for room in max_inflight_bytes.
-#include <gtest/gtest.h>
-#include <torch/torch.h>
+#include "tests/support/world_test.h"
 
-#include <algorithm>
-#include <memory>
-#include <optional>
-#include <string>
-#include <thread>
-
-#include "stitch/dist_autograd/context.h"
-#include "stitch/rpc/worker.h"
-#include "tests/support/cluster.h"
-#include "tests/support/error_of.h"
-#include "tests/support/eventually.h"
-#include "tests/support/gate.h"
-
-namespace stitch::testing {
+namespace stitch::testing::gradient_room_test {
 namespace {
 
 using dist_autograd::Context;
@@ -135,4 +121,4 @@ TEST_F(GradientRoom, APassThatTimesOutDropsWhatWaits) {
 }
 
 }  // namespace
-}  // namespace stitch::testing
+}  // namespace stitch::testing::gradient_room_test

@@ -5,7 +5,7 @@
 
 #include "stitch/dist_autograd/graph/compat.h"
 
-namespace stitch::dist_autograd::testing {
+namespace stitch::dist_autograd::testing::gradient_store_test {
 namespace {
 
 TEST(GradientStore, TakesAGradientOverWhenItsMemoryHasNoOtherOwner) {
@@ -128,4 +128,4 @@ TEST(Accumulate, AddsInPlaceOnlyWithoutOtherReferences) {
 }
 
 }  // namespace
-}  // namespace stitch::dist_autograd::testing
+}  // namespace stitch::dist_autograd::testing::gradient_store_test

@@ -1,25 +1,13 @@
 // Gradients of every kind that cross the wire, against the local engine.
-#include <gtest/gtest.h>
-#include <torch/torch.h>
-
-#include <atomic>
-#include <mutex>
-#include <set>
-#include <tuple>
-
-#include "stitch/dist_autograd/context.h"
 #include "stitch/dist_autograd/graph/tensor_bytes.h"
 #include "stitch/dist_autograd/messages.h"
 #include "stitch/dist_autograd/outbox.h"
-#include "stitch/rpc/message/archive.h"
-#include "stitch/rpc/message/message.h"
-#include "stitch/rref/module_state.h"
-#include "stitch/rref/remote_module.h"
 #include "tests/dist_autograd/remote_parts.h"
 #include "tests/support/blind_to_first.h"
 #include "tests/support/oracle.h"
+#include "tests/support/world_test.h"
 
-namespace stitch::testing {
+namespace stitch::testing::gradients_test {
 namespace {
 
 using dist_autograd::Context;
@@ -546,4 +534,4 @@ TEST_P(Gradients, ReachTheParametersOfRemoteModulesHoweverTheyAreCalled) {
 }
 
 }  // namespace
-}  // namespace stitch::testing
+}  // namespace stitch::testing::gradients_test

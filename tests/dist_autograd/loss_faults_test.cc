@@ -1,23 +1,11 @@
 // Contexts and passes when a worker between two others is lost, or has too much in flight to send.
-#include <gtest/gtest.h>
-#include <torch/torch.h>
-
-#include <atomic>
-#include <memory>
-#include <optional>
-
-#include "stitch/dist_autograd/context.h"
 #include "stitch/dist_autograd/engine.h"
 #include "stitch/dist_autograd/messages.h"
-#include "stitch/rpc/agent/agent.h"
-#include "stitch/rpc/message/frame_kinds.h"
 #include "tests/dist_autograd/remote_parts.h"
-#include "tests/support/error_of.h"
-#include "tests/support/gate.h"
-#include "tests/support/loopback_faults.h"
 #include "tests/support/oracle.h"
+#include "tests/support/world_test.h"
 
-namespace stitch::testing {
+namespace stitch::testing::loss_faults_test {
 namespace {
 
 using dist_autograd::Context;
@@ -207,4 +195,4 @@ TEST(LossFaults, ControlFramesAndGradientsPassWhereRepliesTakeAllRoom) {
 }
 
 }  // namespace
-}  // namespace stitch::testing
+}  // namespace stitch::testing::loss_faults_test

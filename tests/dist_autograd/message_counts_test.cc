@@ -1,18 +1,9 @@
 // How many messages a backward pass takes, and how large they are. PROTOCOL.md has the table.
-#include <gtest/gtest.h>
-#include <torch/torch.h>
-
-#include <algorithm>
-#include <array>
-#include <mutex>
-
-#include "stitch/dist_autograd/context.h"
 #include "stitch/dist_autograd/messages.h"
-#include "stitch/rpc/message/frame_kinds.h"
 #include "tests/dist_autograd/remote_parts.h"
-#include "tests/support/loopback_faults.h"
+#include "tests/support/world_test.h"
 
-namespace stitch::testing {
+namespace stitch::testing::message_counts_test {
 namespace {
 
 using dist_autograd::Context;
@@ -252,4 +243,4 @@ TEST(MessageCountFaults, ASparseGradientTakesItsRowsWhateverTheTable) {
 }
 
 }  // namespace
-}  // namespace stitch::testing
+}  // namespace stitch::testing::message_counts_test

@@ -11,7 +11,7 @@
 
 #include "stitch/dist_autograd/pass_lives.h"
 
-namespace stitch::dist_autograd {
+namespace stitch::dist_autograd::pass_protocol_test {
 namespace {
 
 // SendNodes whose tensors went to worker 2, with links from 1 on; the loss uses none, as far as
@@ -181,4 +181,4 @@ TEST(PassLives, TellALostWorkerOfThePassFromItsPredecessor) {
 }
 
 }  // namespace
-}  // namespace stitch::dist_autograd
+}  // namespace stitch::dist_autograd::pass_protocol_test

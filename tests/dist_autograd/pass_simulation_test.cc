@@ -5,7 +5,7 @@
 
 #include "tests/dist_autograd/pass_simulation.h"
 
-namespace stitch::dist_autograd::testing {
+namespace stitch::dist_autograd::testing::pass_simulation_test {
 namespace {
 
 struct Totals {
@@ -133,4 +133,4 @@ TEST(PassSimulation, ACancelledOrTimedOutPassEndsOnAllParticipants) {
 }
 
 }  // namespace
-}  // namespace stitch::dist_autograd::testing
+}  // namespace stitch::dist_autograd::testing::pass_simulation_test

@@ -1,21 +1,9 @@
 // Which threads run the nodes of a pass, and what nodes and hooks may do there.
-#include <gtest/gtest.h>
-#include <torch/torch.h>
-
-#include <atomic>
-#include <functional>
-#include <stdexcept>
-#include <string>
-#include <thread>
-
-#include "stitch/dist_autograd/context.h"
-#include "stitch/rpc/future/thread_pool.h"
 #include "tests/dist_autograd/remote_parts.h"
-#include "tests/support/error_of.h"
-#include "tests/support/gate.h"
 #include "tests/support/oracle.h"
+#include "tests/support/world_test.h"
 
-namespace stitch::testing {
+namespace stitch::testing::pass_threads_test {
 namespace {
 
 using dist_autograd::Context;
@@ -170,4 +158,4 @@ TEST_P(PassThreads, TheGradModeOfTheWaitingThreadDoesNotReachGradients) {
 }
 
 }  // namespace
-}  // namespace stitch::testing
+}  // namespace stitch::testing::pass_threads_test

@@ -1,19 +1,12 @@
 // Hooks that libtorch 2.x runs when it has added to `.grad` of a leaf. A pass of a context has sums
 // of its own and does not run them.
-#include <gtest/gtest.h>
-#include <torch/torch.h>
-
-#include <atomic>
-#include <memory>
-#include <string>
 #include <type_traits>
-#include <utility>
 
-#include "stitch/dist_autograd/context.h"
 #include "tests/dist_autograd/remote_parts.h"
 #include "tests/support/equal_gradients.h"
+#include "tests/support/world_test.h"
 
-namespace stitch::testing {
+namespace stitch::testing::post_accumulate_hooks_test {
 namespace {
 
 using dist_autograd::Context;
@@ -102,4 +95,4 @@ bool register_post_accumulate_tests() {
     register_post_accumulate_tests<torch::autograd::Node>();
 
 }  // namespace
-}  // namespace stitch::testing
+}  // namespace stitch::testing::post_accumulate_hooks_test

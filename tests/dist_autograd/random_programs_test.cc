@@ -1,34 +1,17 @@
 // Random programs over workers against the same programs in one process. RANDOM_PROGRAMS is how
 // many run in all (default 2000, 200 under a sanitizer); a program that fails prints how to run it
 // alone.
-#include <gtest/gtest.h>
-#include <torch/torch.h>
-
-#include <algorithm>
-#include <array>
-#include <atomic>
 #include <cmath>
 #include <cstdlib>
-#include <map>
-#include <mutex>
-#include <random>
-#include <string>
-#include <thread>
 
-#include "stitch/dist_autograd/context.h"
 #include "stitch/dist_autograd/executor/delivery_check.h"
 #include "stitch/dist_autograd/messages.h"
-#include "stitch/rpc/agent/agent.h"
-#include "stitch/rpc/message/frame_kinds.h"
-#include "stitch/rpc/worker.h"
-#include "tests/support/cluster.h"
-#include "tests/support/loopback_faults.h"
 #include "tests/support/oracle.h"
 #include "tests/support/random_program.h"
-#include "tests/support/sanitizers.h"
 #include "tests/support/tensor_hook.h"
+#include "tests/support/world_test.h"
 
-namespace stitch::testing {
+namespace stitch::testing::random_programs_test {
 namespace {
 
 // The parameters of the programs that run, by seed and worker.
@@ -401,4 +384,4 @@ INSTANTIATE_TEST_SUITE_P(Over, RandomPrograms, ::testing::Values(2, 3, 4, 5),
                          [](const auto& info) { return std::to_string(info.param) + "Workers"; });
 
 }  // namespace
-}  // namespace stitch::testing
+}  // namespace stitch::testing::random_programs_test

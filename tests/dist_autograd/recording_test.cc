@@ -1,21 +1,12 @@
 // What calls and replies record, and under which grad mode they run.
-#include <gtest/gtest.h>
-#include <torch/torch.h>
-
-#include <optional>
-
 #include "stitch/dist_autograd/carried_autocast.h"
-#include "stitch/dist_autograd/context.h"
 #include "stitch/dist_autograd/messages.h"
 #include "stitch/rpc/future/autocast.h"
-#include "stitch/rpc/message/frame_kinds.h"
-#include "stitch/rpc/message/message.h"
-#include "stitch/rref/rref.h"
 #include "tests/dist_autograd/remote_parts.h"
-#include "tests/support/error_of.h"
 #include "tests/support/oracle.h"
+#include "tests/support/world_test.h"
 
-namespace stitch::testing {
+namespace stitch::testing::recording_test {
 namespace {
 
 using dist_autograd::Context;
@@ -263,4 +254,4 @@ TEST(Recording, OfACallThatWasRefusedLeavesNothing) {
 }
 
 }  // namespace
-}  // namespace stitch::testing
+}  // namespace stitch::testing::recording_test

@@ -1,20 +1,12 @@
 // Gradients through references that stand for arguments, and through remote modules, against the
 // local engine.
-#include <gtest/gtest.h>
 #include <torch/nn/modules/linear.h>
-#include <torch/torch.h>
 
-#include <string>
-#include <vector>
-
-#include "stitch/dist_autograd/context.h"
-#include "stitch/rref/remote_module.h"
-#include "stitch/rref/rref.h"
 #include "tests/dist_autograd/remote_parts.h"
 #include "tests/support/equal_gradients.h"
-#include "tests/support/gate.h"
+#include "tests/support/world_test.h"
 
-namespace stitch::testing {
+namespace stitch::testing::reference_gradients_test {
 namespace {
 
 using dist_autograd::Context;
@@ -100,4 +92,4 @@ TEST_P(ReferenceGradients, FlowThroughModulesWhoseResultsStayOnTheirOwners) {
 }
 
 }  // namespace
-}  // namespace stitch::testing
+}  // namespace stitch::testing::reference_gradients_test

@@ -1,18 +1,10 @@
-#include "stitch/dist_autograd/executor/strand.h"
-
-#include <gtest/gtest.h>
-#include <torch/torch.h>
-
-#include <atomic>
-#include <memory>
 #include <new>
-#include <optional>
-#include <thread>
-#include <vector>
 
+#include "stitch/dist_autograd/executor/strand.h"
 #include "tests/dist_autograd/local_world.h"
+#include "tests/support/world_test.h"
 
-namespace stitch::dist_autograd::testing {
+namespace stitch::dist_autograd::testing::strand_test {
 namespace {
 
 at::Tensor leaf(at::IntArrayRef shape, int seed = 1) {
@@ -395,4 +387,4 @@ TEST(RecvNode, TellsTheLocalEngineThatItCannotFollow) {
 }
 
 }  // namespace
-}  // namespace stitch::dist_autograd::testing
+}  // namespace stitch::dist_autograd::testing::strand_test

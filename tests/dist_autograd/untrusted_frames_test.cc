@@ -1,24 +1,11 @@
 // One file, though long: what a worker that lies may say about passes and contexts.
-#include <gtest/gtest.h>
-#include <torch/torch.h>
-
-#include <atomic>
-
-#include "stitch/base/byte_io.h"
-#include "stitch/dist_autograd/context.h"
 #include "stitch/dist_autograd/engine.h"
 #include "stitch/dist_autograd/messages.h"
-#include "stitch/rpc/agent/agent.h"
-#include "stitch/rpc/message/archive.h"
-#include "stitch/rpc/message/frame_kinds.h"
-#include "stitch/rpc/worker.h"
 #include "tests/dist_autograd/remote_parts.h"
-#include "tests/support/error_of.h"
-#include "tests/support/gate.h"
-#include "tests/support/loopback_faults.h"
 #include "tests/support/oracle.h"
+#include "tests/support/world_test.h"
 
-namespace stitch::testing {
+namespace stitch::testing::untrusted_frames_test {
 namespace {
 
 using dist_autograd::Context;
@@ -420,4 +407,4 @@ TEST(ForeignContexts, NamingATensorTwiceAreRefused) {
 }
 
 }  // namespace
-}  // namespace stitch::testing
+}  // namespace stitch::testing::untrusted_frames_test

@@ -1,16 +1,9 @@
 // Which thread gets the warnings that nodes raise.
-#include <gtest/gtest.h>
-#include <torch/torch.h>
-
-#include <string>
-#include <vector>
-
-#include "stitch/dist_autograd/context.h"
 #include "stitch/dist_autograd/executor/warning_collector.h"
 #include "tests/dist_autograd/remote_parts.h"
-#include "tests/support/error_of.h"
+#include "tests/support/world_test.h"
 
-namespace stitch::testing {
+namespace stitch::testing::warnings_test {
 namespace {
 
 using dist_autograd::Context;
@@ -117,4 +110,4 @@ TEST_P(WarningsOfNodes, GoToTheProcessWhenNoThreadWaits) {
 }
 
 }  // namespace
-}  // namespace stitch::testing
+}  // namespace stitch::testing::warnings_test

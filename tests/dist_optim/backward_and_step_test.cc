@@ -1,23 +1,9 @@
 // backward_and_step() beside backward() and step(): the same parameters to the last bit, and no
 // parameter changed by a pass that fails.
-#include "stitch/dist_optim/backward_and_step.h"
-#include "stitch/rpc/message/frame_kinds.h"
-
-#include <gtest/gtest.h>
-#include <torch/torch.h>
-
-#include <atomic>
-#include <chrono>
-#include <functional>
-#include <stdexcept>
-#include <string>
-
 #include "stitch/dist_autograd/messages.h"
-#include "tests/support/cluster.h"
-#include "tests/support/error_of.h"
-#include "tests/support/gate.h"
-#include "tests/support/loopback_faults.h"
+#include "tests/support/world_test.h"
 
+namespace backward_and_step_test {
 namespace {
 
 namespace autograd = stitch::dist_autograd;
@@ -363,3 +349,4 @@ TEST(BackwardAndStepFaults, StepsBeforeThePassHasEndedAndSaysSoWhenThatFails) {
 }
 
 }  // namespace
+}  // namespace backward_and_step_test

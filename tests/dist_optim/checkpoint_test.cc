@@ -1,17 +1,12 @@
-#include "stitch/dist_optim/checkpoint.h"
-
-#include <gtest/gtest.h>
-#include <torch/torch.h>
 #include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 
-#include "stitch/dist_optim/distributed_optimizer.h"
-#include "tests/support/cluster.h"
-#include "tests/support/error_of.h"
+#include "tests/support/world_test.h"
 
+namespace checkpoint_test {
 namespace {
 
 namespace autograd = stitch::dist_autograd;
@@ -35,7 +30,7 @@ class Folder {
   Folder()
       : path_(fs::temp_directory_path() /
               ("stitch-checkpoint-" + std::to_string(::getpid()) + "-" +
-               testing::UnitTest::GetInstance()->current_test_info()->name())) {
+               ::testing::UnitTest::GetInstance()->current_test_info()->name())) {
     fs::remove_all(path_);
   }
   ~Folder() { fs::remove_all(path_); }
@@ -313,3 +308,4 @@ TEST(Checkpoint, OptionsAndStateFromTheWireAreCheckedByNameAndType) {
 }
 
 }  // namespace
+}  // namespace checkpoint_test

@@ -1,16 +1,6 @@
-#include "stitch/dist_optim/distributed_optimizer.h"
+#include "tests/support/world_test.h"
 
-#include <gtest/gtest.h>
-#include <torch/torch.h>
-
-#include <chrono>
-#include <optional>
-#include <stdexcept>
-#include <thread>
-
-#include "tests/support/cluster.h"
-#include "tests/support/error_of.h"
-
+namespace distributed_optimizer_test {
 // An optimizer of a program's own: it steps by the sign of the gradient.
 struct SignOptions : torch::optim::OptimizerCloneableOptions<SignOptions> {
   SignOptions(double rate = 0) : rate(rate) {}
@@ -30,11 +20,6 @@ class SignDescent : public torch::optim::Optimizer {
     return {};
   }
 };
-template <>
-struct stitch::optim::OptimizerTraits<SignDescent> {
-  using Options = SignOptions;
-  static void options(auto& options, auto&& field) { field("rate", options.rate); }
-};
 
 // It takes a while between reading a parameter and writing it: steps that overlap lose updates.
 class SlowDescent : public SignDescent {
@@ -49,8 +34,19 @@ class SlowDescent : public SignDescent {
     return {};
   }
 };
+
+}  // namespace distributed_optimizer_test
+
 template <>
-struct stitch::optim::OptimizerTraits<SlowDescent> : OptimizerTraits<SignDescent> {};
+struct stitch::optim::OptimizerTraits<distributed_optimizer_test::SignDescent> {
+  using Options = distributed_optimizer_test::SignOptions;
+  static void options(auto& options, auto&& field) { field("rate", options.rate); }
+};
+template <>
+struct stitch::optim::OptimizerTraits<distributed_optimizer_test::SlowDescent>
+    : OptimizerTraits<distributed_optimizer_test::SignDescent> {};
+
+namespace distributed_optimizer_test {
 
 namespace {
 
@@ -402,3 +398,4 @@ TEST(DistributedOptimizer, RefusesContextsThatHaveEndedOrFailed) {
 }
 
 }  // namespace
+}  // namespace distributed_optimizer_test

@@ -1,17 +1,7 @@
-#include "stitch/dist_optim/sparse_optimizers.h"
-
-#include <gtest/gtest.h>
-#include <torch/torch.h>
-
-#include <random>
-#include <string>
-#include <vector>
-
-#include "stitch/dist_optim/distributed_optimizer.h"
 #include "tests/gpu/sparse_reference.h"
-#include "tests/support/cluster.h"
-#include "tests/support/error_of.h"
+#include "tests/support/world_test.h"
 
+namespace sparse_optimizers_test {
 namespace {
 
 namespace optim = stitch::optim;
@@ -255,3 +245,4 @@ TEST(SparseOptimizers, StepRemoteParametersAsLocalOnes) {
 }
 
 }  // namespace
+}  // namespace sparse_optimizers_test

@@ -11,6 +11,7 @@
 
 #include "tests/support/temporary_folder.h"
 
+namespace fashion_mnist_test {
 namespace {
 
 std::string big_endian(std::uint32_t value) {
@@ -178,3 +179,4 @@ TEST_F(FashionMnistFiles, WithUnequalCountsAreRefused) {
 }
 
 }  // namespace
+}  // namespace fashion_mnist_test

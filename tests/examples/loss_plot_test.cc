@@ -10,6 +10,7 @@
 #include <stdexcept>
 #include <string>
 
+namespace loss_plot_test {
 namespace {
 
 std::size_t occurrences(const std::string& text, const std::string& part) {
@@ -77,3 +78,4 @@ TEST(LossPlot, NamesAFileItCannotWrite) {
 }
 
 }  // namespace
+}  // namespace loss_plot_test

@@ -5,6 +5,7 @@
 #include "tests/support/cluster.h"
 #include "training_server.h"
 
+namespace parameter_server_test {
 namespace {
 
 // 100 steps of training in one process, on the same images in the same order.
@@ -43,3 +44,4 @@ TEST(ParameterServer, OneTrainerFollowsTrainingInOneProcess) {
 }
 
 }  // namespace
+}  // namespace parameter_server_test

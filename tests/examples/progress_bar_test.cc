@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+namespace progress_bar_test {
 namespace {
 
 // The lines printed to a file, which is not a terminal.
@@ -52,3 +53,4 @@ TEST(ProgressBar, EndsWithTheLastState) {
 }
 
 }  // namespace
+}  // namespace progress_bar_test

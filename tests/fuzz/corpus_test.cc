@@ -10,7 +10,7 @@
 
 #include "tests/fuzz/targets.h"
 
-namespace stitch::fuzz {
+namespace stitch::fuzz::corpus_test {
 namespace {
 
 const std::vector<const Target*> kTargets{
@@ -27,7 +27,7 @@ std::vector<char> bytes_in(const std::filesystem::path& path) {
 }
 
 // A decoder that breaks a rule ends the program, and says which.
-class FuzzCorpus : public testing::TestWithParam<const Target*> {
+class FuzzCorpus : public ::testing::TestWithParam<const Target*> {
  protected:
   [[nodiscard]] static bool run(const std::vector<char>& bytes) {
     return GetParam()->run(std::as_bytes(std::span(bytes)));
@@ -83,8 +83,8 @@ TEST_P(FuzzCorpus, EachInputIsHandledCutAndChanged) {
   EXPECT_GT(refused, 0U);
 }
 
-INSTANTIATE_TEST_SUITE_P(Each, FuzzCorpus, testing::ValuesIn(kTargets),
+INSTANTIATE_TEST_SUITE_P(Each, FuzzCorpus, ::testing::ValuesIn(kTargets),
                          [](const auto& info) { return std::string(info.param->name); });
 
 }  // namespace
-}  // namespace stitch::fuzz
+}  // namespace stitch::fuzz::corpus_test

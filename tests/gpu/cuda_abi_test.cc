@@ -7,7 +7,7 @@
 #include "stitch/transport/gpu/cuda_api.h"
 #include "tests/gpu/called_alike.h"
 
-namespace stitch::transport::gpu::test {
+namespace stitch::transport::gpu::test::cuda_abi_test {
 namespace {
 
 #define STITCH_SAME(member, symbol) \
@@ -51,4 +51,4 @@ static_assert(sizeof(cuda::IpcMemHandle) == sizeof(cudaIpcMemHandle_t));
 static_assert(sizeof(cuda::Uuid) == sizeof(CUuuid));
 
 }  // namespace
-}  // namespace stitch::transport::gpu::test
+}  // namespace stitch::transport::gpu::test::cuda_abi_test

@@ -10,6 +10,7 @@
 #include "tests/support/running_command.h"
 #include "tests/support/temporary_folder.h"
 
+namespace direct_process_test {
 namespace {
 
 using stitch::testing::ProcessWorld;
@@ -56,3 +57,4 @@ INSTANTIATE_TEST_SUITE_P(By, DirectProcesses, ::testing::Values("staging", "ipc"
                          [](const auto& info) { return std::string(info.param); });
 
 }  // namespace
+}  // namespace direct_process_test

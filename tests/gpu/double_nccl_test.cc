@@ -9,7 +9,7 @@
 #include "tests/gpu/double/fake_gpu.h"
 #include "tests/gpu/gpu_pair.h"
 
-namespace stitch::transport::gpu::test {
+namespace stitch::transport::gpu::test::double_nccl_test {
 namespace {
 
 TEST(NcclDouble, MovesBytesBetweenTwoProcesses) {
@@ -473,4 +473,4 @@ TEST(NcclDouble, FinalizeWaitsForWhatWasLaunched) {
 }
 
 }  // namespace
-}  // namespace stitch::transport::gpu::test
+}  // namespace stitch::transport::gpu::test::double_nccl_test

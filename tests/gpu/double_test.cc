@@ -13,7 +13,7 @@
 #include "tests/gpu/double/fake_gpu.h"
 #include "tests/gpu/gpu_pair.h"
 
-namespace stitch::transport::gpu::test {
+namespace stitch::transport::gpu::test::double_test {
 namespace {
 
 using std::chrono::microseconds;
@@ -563,4 +563,4 @@ TEST(GpuDouble, AThreadThatBlocksTooLongIsReported) {
 }
 
 }  // namespace
-}  // namespace stitch::transport::gpu::test
+}  // namespace stitch::transport::gpu::test::double_test

@@ -9,7 +9,7 @@
 
 #include "tests/gpu/double/fake_gpu.h"
 
-namespace stitch_bench {
+namespace stitch_bench::gpu_ceilings_test {
 namespace {
 
 using stitch::transport::gpu::test::FakeGpu;
@@ -65,4 +65,4 @@ TEST(GpuCeilings, OneRankSendsAndTheOtherReceives) {
 }
 
 }  // namespace
-}  // namespace stitch_bench
+}  // namespace stitch_bench::gpu_ceilings_test

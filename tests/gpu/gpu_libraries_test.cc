@@ -10,7 +10,7 @@
 #include "stitch/transport/gpu/api_symbols.h"
 #include "tests/gpu/double/fake_gpu.h"
 
-namespace stitch::transport::gpu {
+namespace stitch::transport::gpu::gpu_libraries_test {
 namespace {
 
 // Libraries that are there: see pretend_library.cc.
@@ -176,4 +176,4 @@ TEST(GpuLibraries, MembersHaveTheNamesOfTheirFunctions) {
 }
 
 }  // namespace
-}  // namespace stitch::transport::gpu
+}  // namespace stitch::transport::gpu::gpu_libraries_test

@@ -11,7 +11,7 @@
 #include "tests/gpu/device/kernel_report.h"
 #include "tests/support/temporary_folder.h"
 
-namespace stitch::transport::gpu {
+namespace stitch::transport::gpu::kernel_table_test {
 namespace {
 
 // Sets STITCH_KERNELS until the end of the scope.
@@ -98,4 +98,4 @@ TEST(KernelReport, IsKeptInAFileThatIsWholeAfterEachFinding) {
 }
 
 }  // namespace
-}  // namespace stitch::transport::gpu
+}  // namespace stitch::transport::gpu::kernel_table_test

@@ -9,7 +9,7 @@
 #include "tests/gpu/kernels_host_run.h"
 #include "tests/gpu/random_message.h"
 
-namespace stitch::transport::gpu::kernels {
+namespace stitch::transport::gpu::kernels::kernels_index_test {
 namespace {
 
 TEST(PackKernel, PacksRandomTensorsAsAByteByByteCopy) {
@@ -313,4 +313,4 @@ TEST(PackKernel, CastsRoundToTheNearestAndTiesToEven) {
 }
 
 }  // namespace
-}  // namespace stitch::transport::gpu::kernels
+}  // namespace stitch::transport::gpu::kernels::kernels_index_test

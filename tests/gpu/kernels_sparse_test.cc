@@ -7,7 +7,7 @@
 #include "tests/gpu/kernels_host_run.h"
 #include "tests/gpu/sparse_reference.h"
 
-namespace stitch::transport::gpu::kernels {
+namespace stitch::transport::gpu::kernels::kernels_sparse_test {
 namespace {
 
 constexpr SparseRule kRules[] = {SparseRule::sgd, SparseRule::adagrad, SparseRule::rowwise_adagrad,
@@ -210,4 +210,4 @@ TEST(SparseKernel, AdagradStepsAsTorchsOptimizerDoesForSparseGradients) {
 }
 
 }  // namespace
-}  // namespace stitch::transport::gpu::kernels
+}  // namespace stitch::transport::gpu::kernels::kernels_sparse_test

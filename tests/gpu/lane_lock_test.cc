@@ -18,7 +18,7 @@
 #include "tests/support/error_of.h"
 #include "tests/support/eventually.h"
 
-namespace stitch::transport::gpu::test {
+namespace stitch::transport::gpu::test::lane_lock_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -279,4 +279,4 @@ TEST(LaneLocks, WhatAHeldDeviceDoesNotTakeIsToldApartFromWhatItHasNoPairFor) {
 }
 
 }  // namespace
-}  // namespace stitch::transport::gpu::test
+}  // namespace stitch::transport::gpu::test::lane_lock_test

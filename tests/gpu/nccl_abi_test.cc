@@ -9,7 +9,7 @@
 #include "stitch/transport/gpu/nccl_api.h"
 #include "tests/gpu/called_alike.h"
 
-namespace stitch::transport::gpu::test {
+namespace stitch::transport::gpu::test::nccl_abi_test {
 namespace {
 
 #define STITCH_SAME(member, symbol) \
@@ -66,4 +66,4 @@ TEST(GpuAbi, AFreshConfigIsWhatNcclsInitializerMakes) {
 }
 
 }  // namespace
-}  // namespace stitch::transport::gpu::test
+}  // namespace stitch::transport::gpu::test::nccl_abi_test

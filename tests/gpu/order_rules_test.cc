@@ -7,7 +7,7 @@
 #include "stitch/transport/gpu/transfer_order.h"
 #include "tests/support/error_of.h"
 
-namespace stitch::transport::gpu::test {
+namespace stitch::transport::gpu::test::order_rules_test {
 namespace {
 
 using stitch::testing::error_of;
@@ -148,4 +148,4 @@ TEST_F(OrderRules, AnExhaustedClockSendsTransfersAnotherWay) {
 }
 
 }  // namespace
-}  // namespace stitch::transport::gpu::test
+}  // namespace stitch::transport::gpu::test::order_rules_test

@@ -5,7 +5,7 @@
 
 #include <gtest/gtest.h>
 
-namespace stitch::transport::gpu::test {
+namespace stitch::transport::gpu::test::order_simulation_test {
 namespace {
 
 using Policy = OrderSimulation::Policy;
@@ -100,4 +100,4 @@ TEST(OrderSimulation, ARendezvousWithoutAnOrderDeadlocks) {
 }
 
 }  // namespace
-}  // namespace stitch::transport::gpu::test
+}  // namespace stitch::transport::gpu::test::order_simulation_test

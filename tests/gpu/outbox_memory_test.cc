@@ -19,7 +19,7 @@
 #include "tests/gpu/double/fake_gpu.h"
 #include "tests/support/temporary_folder.h"
 
-namespace stitch::transport::gpu::test {
+namespace stitch::transport::gpu::test::outbox_memory_test {
 namespace {
 
 constexpr std::size_t kBytes = OutboxLayout::bytes(Path::shared);
@@ -211,4 +211,4 @@ TEST_F(SharedHostMemory, IsOneMemoryToTheDouble) {
 }
 
 }  // namespace
-}  // namespace stitch::transport::gpu::test
+}  // namespace stitch::transport::gpu::test::outbox_memory_test

@@ -8,7 +8,7 @@
 #include "stitch/transport/gpu/path_choice.h"
 #include "stitch/transport/gpu/transfer_frames.h"
 
-namespace stitch::transport::gpu::test {
+namespace stitch::transport::gpu::test::paths_test {
 namespace {
 
 constexpr int kVersion = 22809;
@@ -197,4 +197,4 @@ TEST(TransferFrames, GoThereAndBack) {
 }
 
 }  // namespace
-}  // namespace stitch::transport::gpu::test
+}  // namespace stitch::transport::gpu::test::paths_test

@@ -329,14 +329,14 @@ TEST(DevicePlacement, LargeTensorsAreMovedAndCountedByPath) {
 }
 
 TEST(DevicePlacement, ThatLargeTensorsTakeTheLongerWayIsSaidOnceByEachWorker) {
-  testing::internal::CaptureStderr();
+  ::testing::internal::CaptureStderr();
   {
     Cluster cluster(2);
     const at::Tensor large = at::ones({512, 700}).to(at::Device(at::kCUDA, 2));
     for (int i = 0; i < 3; ++i) static_cast<void>(rpc_sync<same>("worker1", large));
     static_cast<void>(rpc_sync<same>("worker1", cuda(2, 1)));
   }
-  const std::string said = testing::internal::GetCapturedStderr();
+  const std::string said = ::testing::internal::GetCapturedStderr();
   for (const char* const worker : {"worker0", "worker1"}) {
     const std::string line = std::string("stitch: worker \"") + worker +
                              "\": tensors go from device to device through the message and host "

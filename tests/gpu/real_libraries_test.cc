@@ -9,7 +9,7 @@
 #include "stitch/transport/gpu/gpu_libraries.h"
 #include "stitch/transport/gpu/loaded_library.h"
 
-namespace stitch::transport::gpu::test {
+namespace stitch::transport::gpu::test::real_libraries_test {
 namespace {
 
 // By its name, or in the toolkit's folder.
@@ -60,4 +60,4 @@ TEST(RealGpuLibraries, NcclTellsTheVersionOfItsHeader) {
 }
 
 }  // namespace
-}  // namespace stitch::transport::gpu::test
+}  // namespace stitch::transport::gpu::test::real_libraries_test

@@ -11,7 +11,7 @@
 #include "tests/gpu/transfers_world.h"
 #include "tests/support/eventually.h"
 
-namespace stitch::transport::gpu::test {
+namespace stitch::transport::gpu::test::transfers_beside_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -214,4 +214,4 @@ TEST(Beside, ALaneWhoseDeviceHangsKeepsTheMemoryThatItShares) {
 }
 
 }  // namespace
-}  // namespace stitch::transport::gpu::test
+}  // namespace stitch::transport::gpu::test::transfers_beside_test

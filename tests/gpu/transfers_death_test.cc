@@ -12,7 +12,7 @@
 
 #include "tests/gpu/transfers_world.h"
 
-namespace stitch::transport::gpu::test {
+namespace stitch::transport::gpu::test::transfers_death_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -99,4 +99,4 @@ TEST(TransfersDeath, BySharedHostMemoryEndsWhatThePeerHadAndNoMore) {
 TEST(TransfersDeath, ByNcclEndsWhatThePeerHadAndNoMore) { die_often({Path::nccl, false, 1}); }
 
 }  // namespace
-}  // namespace stitch::transport::gpu::test
+}  // namespace stitch::transport::gpu::test::transfers_death_test

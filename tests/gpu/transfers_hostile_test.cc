@@ -14,7 +14,7 @@
 #include "tests/support/error_of.h"
 #include "tests/support/eventually.h"
 
-namespace stitch::transport::gpu::test {
+namespace stitch::transport::gpu::test::transfers_hostile_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -295,4 +295,4 @@ TEST_F(Hostile, ATransferOfAnAbsurdSizeByNcclFailsAndNoMore) {
 }
 
 }  // namespace
-}  // namespace stitch::transport::gpu::test
+}  // namespace stitch::transport::gpu::test::transfers_hostile_test

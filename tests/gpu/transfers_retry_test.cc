@@ -13,7 +13,7 @@
 #include "tests/support/error_of.h"
 #include "tests/support/eventually.h"
 
-namespace stitch::transport::gpu::test {
+namespace stitch::transport::gpu::test::transfers_retry_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -285,4 +285,4 @@ TEST(Retry, MemoryIsOfferedAgainOnlyAfterItWasRefusedOrClosed) {
 }
 
 }  // namespace
-}  // namespace stitch::transport::gpu::test
+}  // namespace stitch::transport::gpu::test::transfers_retry_test

@@ -11,7 +11,7 @@
 #include "tests/support/eventually.h"
 #include "tests/support/no_more_threads.h"
 
-namespace stitch::transport::gpu::test {
+namespace stitch::transport::gpu::test::transfers_shortage_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -166,4 +166,4 @@ TEST(Shortage, WhatHasNoMemoryHasRoomInTheSinkWhateverPairHasComeFirst) {
 }
 
 }  // namespace
-}  // namespace stitch::transport::gpu::test
+}  // namespace stitch::transport::gpu::test::transfers_shortage_test

@@ -15,7 +15,7 @@
 #include "tests/gpu/transfers_world.h"
 #include "tests/support/eventually.h"
 
-namespace stitch::transport::gpu::test {
+namespace stitch::transport::gpu::test::transfers_silence_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -354,4 +354,4 @@ TEST_P(SlotSilence, WhatALostPeerReadsFromASlotTooLateIsNotItsTransfer) {
 }
 
 }  // namespace
-}  // namespace stitch::transport::gpu::test
+}  // namespace stitch::transport::gpu::test::transfers_silence_test

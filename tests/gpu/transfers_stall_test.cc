@@ -12,7 +12,7 @@
 #include "tests/gpu/transfers_world.h"
 #include "tests/support/eventually.h"
 
-namespace stitch::transport::gpu::test {
+namespace stitch::transport::gpu::test::transfers_stall_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -50,7 +50,8 @@ class Stall : public ::testing::TestWithParam<bool> {
   void hold(std::size_t other, int gate) {
     const int device = static_cast<int>(other);
     const Lane& lane = world_.lanes(other)->lane(device);
-    test::hold(world_, other, device, GetParam() ? lane.receives() : lane.sends(), gate);
+    transfers_stall_test::hold(world_, other, device, GetParam() ? lane.receives() : lane.sends(),
+                               gate);
   }
   [[nodiscard]] std::size_t launches() const {
     return world_.gpu.calls("nccl_group_end", world_.process(0));
@@ -154,4 +155,4 @@ TEST(Stalls, APeerThatSaysForALongTimeThatItWaitsIsNotBelieved) {
 }
 
 }  // namespace
-}  // namespace stitch::transport::gpu::test
+}  // namespace stitch::transport::gpu::test::transfers_stall_test

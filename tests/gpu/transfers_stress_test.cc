@@ -8,7 +8,7 @@
 
 #include "tests/gpu/transfers_world.h"
 
-namespace stitch::transport::gpu::test {
+namespace stitch::transport::gpu::test::transfers_stress_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -144,4 +144,4 @@ TEST(TransfersStress, AllOfItAtOnce) {
 }
 
 }  // namespace
-}  // namespace stitch::transport::gpu::test
+}  // namespace stitch::transport::gpu::test::transfers_stress_test

@@ -14,7 +14,7 @@
 #include "stitch/transport/gpu/transfer_frames.h"
 #include "tests/gpu/transfers_world.h"
 
-namespace stitch::transport::gpu::test {
+namespace stitch::transport::gpu::test::transfers_sweep_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -200,4 +200,4 @@ TEST(Sweep, ADeviceThatCannotBeSetUpFailsItsTransfers) {
 }
 
 }  // namespace
-}  // namespace stitch::transport::gpu::test
+}  // namespace stitch::transport::gpu::test::transfers_sweep_test

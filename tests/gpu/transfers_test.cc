@@ -12,7 +12,7 @@
 #include "tests/support/error_of.h"
 #include "tests/support/eventually.h"
 
-namespace stitch::transport::gpu::test {
+namespace stitch::transport::gpu::test::transfers_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -588,4 +588,4 @@ TEST(Transfers, ShutdownEndsWhatDoesNotEndInTime) {
 }
 
 }  // namespace
-}  // namespace stitch::transport::gpu::test
+}  // namespace stitch::transport::gpu::test::transfers_test

@@ -14,7 +14,7 @@
 #include "tests/support/equal_gradients.h"
 #include "tests/support/running_command.h"
 
-namespace stitch::testing {
+namespace stitch::testing::peer_test {
 namespace {
 
 constexpr int kWorkers = 4;
@@ -98,4 +98,4 @@ TEST(Peer, ScenariosRunHere) {
 }
 
 }  // namespace
-}  // namespace stitch::testing
+}  // namespace stitch::testing::peer_test

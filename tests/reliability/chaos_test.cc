@@ -10,6 +10,7 @@
 
 #include "tests/support/running_command.h"
 
+namespace chaos_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -92,3 +93,4 @@ TEST(StitchReliability, RefusesWhatItDoesNotKnow) {
 }
 
 }  // namespace
+}  // namespace chaos_test

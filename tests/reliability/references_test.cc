@@ -1,21 +1,11 @@
 // References when a process is killed: those that it held are reclaimed, those to its objects fail.
-#include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>
 
-#include <atomic>
-#include <chrono>
-#include <functional>
 #include <iostream>
-#include <mutex>
-#include <string>
-#include <thread>
-#include <utility>
-#include <vector>
 
-#include "stitch/rpc/worker.h"
-#include "stitch/rref/rref.h"
 #include "tests/support/forked_world.h"
+#include "tests/support/world_test.h"
 
 namespace references_test {
 namespace {

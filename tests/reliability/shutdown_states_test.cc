@@ -1,28 +1,16 @@
 // Shutdown in every state that a world may be in, fixed or elastic: it returns within its limit and
 // a second, without a word on stderr. Each state is repeated SHUTDOWN_TEST_ROUNDS times (default 5;
 // 2 in elastic worlds).
-#include <gtest/gtest.h>
 #include <signal.h>
-#include <torch/torch.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <atomic>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
 #include <iostream>
-#include <optional>
-#include <random>
-#include <string>
-#include <thread>
-#include <vector>
 
-#include "stitch/stitch.h"
-#include "tests/support/error_of.h"
-#include "tests/support/eventually.h"
 #include "tests/support/forked_world.h"
+#include "tests/support/world_test.h"
 
 namespace shutdown_states_test {
 namespace {
@@ -254,7 +242,7 @@ bool a_peer_is_partitioned(Worker& self) {
   return in_time(self) && call.ready();
 }
 
-class ShutdownStates : public testing::Test, public testing::WithParamInterface<State> {
+class ShutdownStates : public ::testing::Test, public ::testing::WithParamInterface<State> {
  protected:
   static void run_rounds(State state, bool elastic);
 };
@@ -297,7 +285,7 @@ void ShutdownStates::run_rounds(State state, bool elastic) {
 TEST_P(ShutdownStates, ReturnsInTimeAndSilently) { run_rounds(GetParam(), false); }
 TEST_P(ElasticShutdownStates, ReturnsInTimeAndSilently) { run_rounds(GetParam(), true); }
 
-const auto kStates = testing::Values(
+const auto kStates = ::testing::Values(
     State{"Idle", idle}, State{"CallsInFlight", calls_in_flight},
     State{"ReferencesHeld", references_held}, State{"OpenContext", open_context},
     State{"PassRunning", pass_running}, State{"CalledTwice", called_twice},

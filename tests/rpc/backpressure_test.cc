@@ -1,25 +1,8 @@
 // Limits of what is under way to one peer: what exceeds them waits, and nothing waits without end.
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
-
-#include <atomic>
-#include <chrono>
-#include <functional>
-#include <map>
 #include <numeric>
 #include <regex>
-#include <string>
-#include <thread>
-#include <vector>
 
-#include "stitch/rpc/agent/agent.h"
-#include "stitch/rpc/message/frame_kinds.h"
-#include "stitch/rpc/worker.h"
-#include "tests/support/cluster.h"
-#include "tests/support/error_of.h"
-#include "tests/support/eventually.h"
-#include "tests/support/gate.h"
-#include "tests/support/loopback_faults.h"
+#include "tests/support/world_test.h"
 
 namespace backpressure_test {  // its functions are registered under their full names
 namespace {
@@ -87,7 +70,7 @@ std::int64_t number(stitch::Worker& worker, const std::string& name) {
   return found == numbers.end() ? 0 : found->second;
 }
 
-class Backpressure : public testing::Test {
+class Backpressure : public ::testing::Test {
  protected:
   Backpressure() {
     gate.close();

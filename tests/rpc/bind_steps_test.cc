@@ -1,22 +1,8 @@
 // A peer table and a peer whose side of the connections the test plays step by step.
-#include <gtest/gtest.h>
-
-#include <chrono>
-#include <cstdint>
-#include <map>
-#include <memory>
-#include <optional>
-#include <string>
-#include <utility>
-#include <vector>
-
-#include "stitch/base/event_loop.h"
-#include "stitch/rpc/agent/bind_frame.h"
-#include "stitch/rpc/agent/peer_table.h"
-#include "stitch/rpc/message/frame_kinds.h"
 #include "stitch/transport/stream/stream_endpoint.h"
-#include "tests/support/eventually.h"
+#include "tests/support/world_test.h"
 
+namespace bind_steps_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -127,7 +113,7 @@ class Line : public std::enable_shared_from_this<Line> {
 using LinePtr = std::shared_ptr<Line>;
 
 // Worker 0 has a peer table; the test plays worker 1.
-class BindSteps : public testing::Test {
+class BindSteps : public ::testing::Test {
  protected:
   BindSteps() {
     address_ = table.listen(tcp_endpoint(0)).front();
@@ -362,3 +348,4 @@ TEST_F(BindSteps, ShutdownWhileAConnectionIsReplacedFailsWhatWaits) {
 }
 
 }  // namespace
+}  // namespace bind_steps_test

@@ -1,17 +1,9 @@
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
-
-#include <atomic>
 #include <type_traits>
 
-#include "stitch/rpc/agent/agent.h"
-#include "stitch/rpc/message/frame_kinds.h"
-#include "stitch/rpc/message/message.h"
-#include "stitch/rpc/worker.h"
 #include "stitch/transport/loopback/loopback_endpoint.h"
-#include "tests/support/cluster.h"
-#include "tests/support/error_of.h"
+#include "tests/support/world_test.h"
 
+namespace calls_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -127,3 +119,4 @@ TEST(Calls, RunOnceThoughTheirConnectionsBreak) {
 }
 
 }  // namespace
+}  // namespace calls_test

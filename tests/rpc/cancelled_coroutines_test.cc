@@ -1,21 +1,7 @@
 // Coroutines that are asked to stop: what only they await stops with them, what others hold goes
 // on.
-#include <gtest/gtest.h>
-
-#include <atomic>
-#include <chrono>
-#include <functional>
-#include <memory>
-#include <string>
-#include <thread>
-#include <vector>
-
-#include "stitch/rpc/worker.h"
-#include "tests/support/cluster.h"
-#include "tests/support/error_of.h"
-#include "tests/support/eventually.h"
 #include "tests/support/resident_memory.h"
-#include "tests/support/sanitizers.h"
+#include "tests/support/world_test.h"
 
 namespace cancelled_coroutines_test {  // its functions are registered under their full names
 namespace {
@@ -102,7 +88,7 @@ std::int64_t calls_held_by(stitch::Worker& worker) {
   return found == numbers.end() ? 0 : found->second;
 }
 
-class CancelledCoroutines : public testing::Test {
+class CancelledCoroutines : public ::testing::Test {
  protected:
   CancelledCoroutines() {
     begun_below = stopped_below = ended_by_cancel = told_to_stop = ended = awaiting = 0;
@@ -143,7 +129,7 @@ TEST_F(CancelledCoroutines, CancelWhatTheyAwaitForACallerThatHasGivenUp) {
 // ---- what others hold
 
 // Three handlers await one outcome in each way; the caller of one gives up.
-class SharedOutcomes : public CancelledCoroutines, public testing::WithParamInterface<Way> {
+class SharedOutcomes : public CancelledCoroutines, public ::testing::WithParamInterface<Way> {
  protected:
   void one_of_three_gives_up(const std::function<void()>& complete, int value) {
     std::vector<Future<int>> calls;
@@ -212,13 +198,13 @@ TEST_P(SharedOutcomes, StopOnceTheLastOneGivesUp) {
   EXPECT_TRUE(eventually([] { return stopped_below == 1; }));
 }
 
-std::string name_of(const testing::TestParamInfo<Way>& way) {
+std::string name_of(const ::testing::TestParamInfo<Way>& way) {
   constexpr const char* kNames[] = {"Promise", "Variable", "Copy", "Then", "All", "Any"};
   return kNames[static_cast<int>(way.param)];
 }
 INSTANTIATE_TEST_SUITE_P(Ways, SharedOutcomes,
-                         testing::Values(Way::promise, Way::variable, Way::copy, Way::then,
-                                         Way::all, Way::any),
+                         ::testing::Values(Way::promise, Way::variable, Way::copy, Way::then,
+                                           Way::all, Way::any),
                          &name_of);
 
 // ---- what only the coroutine holds
@@ -271,7 +257,7 @@ Future<int> in_a_vector() {
 }
 Future<int> not_awaited() { return begin_call(); }
 
-class OwnWork : public CancelledCoroutines, public testing::WithParamInterface<Begin> {};
+class OwnWork : public CancelledCoroutines, public ::testing::WithParamInterface<Begin> {};
 
 TEST_P(OwnWork, StopsWithTheFuture) {
   Cluster cluster(1);
@@ -296,10 +282,10 @@ TEST_P(OwnWork, StopsWithTheCallOfItsHandler) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Ways, OwnWork,
-                         testing::Values(&as_temporary, &as_variable, &as_parameter, &as_then,
-                                         &as_followed, &as_member_of_all, &as_one_of_all,
-                                         &as_member_of_any, &as_one_of_any, &in_a_vector,
-                                         &not_awaited));
+                         ::testing::Values(&as_temporary, &as_variable, &as_parameter, &as_then,
+                                           &as_followed, &as_member_of_all, &as_one_of_all,
+                                           &as_member_of_any, &as_one_of_any, &in_a_vector,
+                                           &not_awaited));
 
 // A handler that returns what others hold is no reason to stop it.
 Future<int> return_shared() {

@@ -1,34 +1,8 @@
 // Deadlines, cancellation and the texts of timeouts.
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
-
-#include <array>
-#include <atomic>
-#include <chrono>
-#include <map>
-#include <memory>
-#include <optional>
-#include <random>
 #include <regex>
 #include <stop_token>
-#include <string>
-#include <thread>
-#include <vector>
 
-#include "stitch/base/event_loop.h"
-#include "stitch/rpc/agent/agent.h"
-#include "stitch/rpc/agent/bind_frame.h"
-#include "stitch/rpc/agent/deadline_heap.h"
-#include "stitch/rpc/agent/deadline_watch.h"
-#include "stitch/rpc/future/execution_context.h"
-#include "stitch/rpc/message/frame_kinds.h"
-#include "stitch/rpc/message/message.h"
-#include "stitch/rpc/worker.h"
-#include "tests/support/cluster.h"
-#include "tests/support/error_of.h"
-#include "tests/support/eventually.h"
-#include "tests/support/gate.h"
-#include "tests/support/loopback_faults.h"
+#include "tests/support/world_test.h"
 
 namespace deadlines_test {  // its functions are registered under their full names
 namespace {
@@ -104,7 +78,7 @@ void wait_for_stop() {
   saw_stop = eventually([&] { return token.stop_requested(); });
 }
 
-class Deadlines : public testing::Test {
+class Deadlines : public ::testing::Test {
  protected:
   Deadlines() {
     runs = 0;

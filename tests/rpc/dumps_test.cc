@@ -1,34 +1,17 @@
 // Dumps that workers write, over clusters in one process.
-#include <gtest/gtest.h>
-
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <atomic>
-#include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <memory>
-#include <string>
-#include <vector>
 
-#include "stitch/rpc/agent/agent.h"
-#include "stitch/rpc/agent/dumps.h"
-#include "stitch/rpc/agent/extension.h"
-#include "stitch/rpc/worker.h"
-#include "stitch/transport/store/hash_store.h"
-#include "tests/support/cluster.h"
 #include "tests/support/disabled_test_process.h"
-#include "tests/support/error_of.h"
-#include "tests/support/eventually.h"
-#include "tests/support/gate.h"
-#include "tests/support/sanitizers.h"
-#include "tests/support/temporary_folder.h"
+#include "tests/support/world_test.h"
 
+namespace dumps_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -362,3 +345,4 @@ TEST(FaultOption, DelaysEveryMessage) {
 }
 
 }  // namespace
+}  // namespace dumps_test

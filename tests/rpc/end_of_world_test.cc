@@ -1,23 +1,8 @@
 // The end of a world: what becomes of its record in the store when its workers shut down.
-#include <gtest/gtest.h>
-
-#include <atomic>
-#include <chrono>
-#include <cstdint>
-#include <memory>
-#include <optional>
-#include <string>
-#include <thread>
-#include <utility>
-#include <vector>
-
-#include "stitch/rpc/agent/agent.h"
 #include "stitch/rpc/agent/graceful_shutdown.h"
-#include "stitch/rpc/worker.h"
-#include "stitch/transport/store/hash_store.h"
-#include "tests/support/error_of.h"
-#include "tests/support/eventually.h"
+#include "tests/support/world_test.h"
 
+namespace end_of_world_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -80,7 +65,7 @@ class StallingStore : public stitch::transport::Store {
 };
 
 // Two workers of a fixed world at a store of the test's own.
-class RecordOfTheWorld : public testing::Test {
+class RecordOfTheWorld : public ::testing::Test {
  protected:
   RecordOfTheWorld() {
     std::jthread second([&] { workers[1].emplace(start(1)); });
@@ -151,3 +136,4 @@ TEST(ShutdownOfAKeeper, EndsASecondAfterItsLimitWhereTheStoreDoesNotAnswer) {
 }
 
 }  // namespace
+}  // namespace end_of_world_test

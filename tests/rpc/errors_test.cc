@@ -1,25 +1,12 @@
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <atomic>
 #include <latch>
 #include <regex>
-#include <thread>
 
-#include "stitch/base/byte_io.h"
-#include "stitch/base/event_loop.h"
 #include "stitch/base/name_list.h"
-#include "stitch/rpc/agent/agent.h"
-#include "stitch/rpc/worker.h"
-#include "stitch/transport/store/hash_store.h"
 #include "stitch/transport/store/tcp_store.h"
-#include "tests/support/cluster.h"
-#include "tests/support/error_of.h"
-#include "tests/support/eventually.h"
-#include "tests/support/gate.h"
 #include "tests/support/no_more_threads.h"
+#include "tests/support/world_test.h"
 
+namespace errors_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -57,7 +44,8 @@ TEST(Errors, AHandlersExceptionReachesTheCaller) {
   EXPECT_EQ(error.worker(), "worker1");
   EXPECT_NE(error.function().find("throws_text"), std::string::npos);
   EXPECT_STREQ(error.what(),
-               "call (anonymous namespace)::throws_text() to worker \"worker1\" (id 1) failed: "
+               "call errors_test::(anonymous namespace)::throws_text() to worker \"worker1\" "
+               "(id 1) failed: "
                "std::runtime_error: no such row");
   EXPECT_EQ(stitch::rpc_sync<one>("worker1"), 1);
   EXPECT_EQ(error_of([] { stitch::rpc_sync<throws_out_of_range>("worker1", 5); }).code(),
@@ -71,12 +59,12 @@ TEST(Errors, AHandlersExceptionReachesTheCaller) {
 
 TEST(Errors, OfHandlersAreNotPrinted) {
   Cluster cluster(2);
-  testing::internal::CaptureStderr();
+  ::testing::internal::CaptureStderr();
   static_cast<void>(error_of([] { stitch::rpc_sync<throws_text>("worker1", "no such row"); }));
   stitch::notify<throws_text>("worker1", "no such row");
   EXPECT_EQ(stitch::rpc_sync<one>("worker1"), 1);
   EXPECT_TRUE(cluster.shutdown().empty());
-  EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");
 }
 
 at::Tensor unsendable() { return at::eye(3).to_sparse_csr(); }
@@ -154,22 +142,23 @@ TEST(Errors, AnUnregisteredFunctionIsNamed) {
   const auto& to = cluster[1].info();
   auto message = stitch::rpc::Agent::begin_request(stitch::rpc::function_id("no such function"));
   const Error error = error_of([&] {
-    stitch::detail::start_call<int>(agent, to, "(anonymous namespace)::ones", std::nullopt,
-                                    std::move(message))
+    stitch::detail::start_call<int>(agent, to, "errors_test::(anonymous namespace)::ones",
+                                    std::nullopt, std::move(message))
         .get();
   });
   EXPECT_EQ(error.code(), ErrorCode::unimplemented);
   EXPECT_NE(std::string(error.what())
-                .find("call (anonymous namespace)::ones() to worker \"worker1\" (id 1) failed: the "
+                .find("call errors_test::(anonymous namespace)::ones() to worker \"worker1\" (id "
+                      "1) failed: the "
                       "function is not registered there; "
-                      "near names there: (anonymous namespace)::one"),
+                      "near names there: errors_test::(anonymous namespace)::one"),
             std::string::npos)
       << error.what();
 }
 
 // The answer of a callee without that function: near names, and many others before or after them.
 Future<int> lists_names(bool near_first) {
-  const std::string near = "(anonymous namespace)::lists_name\n";
+  const std::string near = "errors_test::(anonymous namespace)::lists_name\n";
   std::string names;
   while (names.size() < std::size_t{64} << 10) names += "another name that is not near\n";
   const stitch::Promise<int> promise;
@@ -180,7 +169,7 @@ Future<int> lists_names(bool near_first) {
 
 TEST(Errors, ALongListOfNamesIsCut) {
   Cluster cluster(2);
-  const std::string near = "near names there: (anonymous namespace)::lists_name";
+  const std::string near = "near names there: errors_test::(anonymous namespace)::lists_name";
   Error error = error_of([] { stitch::rpc_sync<lists_names>("worker1", true); });
   EXPECT_EQ(error.code(), ErrorCode::unimplemented);
   EXPECT_NE(std::string(error.what()).find(near), std::string::npos) << error.what();
@@ -226,7 +215,7 @@ TEST(Errors, ArgumentsWithOtherFieldsAreRefused) {
   EXPECT_STREQ(error.what(),
                "call use_settings() to worker \"worker1\" (id 1) failed: argument 1 does not match "
                "its type on the callee, "
-               "(anonymous namespace)::Settings: its fields are of other types");
+               "errors_test::(anonymous namespace)::Settings: its fields are of other types");
   EXPECT_EQ(call_with(1.0).code(), ErrorCode::invalid_argument);
   EXPECT_EQ(call_with(1.0, 2, 3).code(), ErrorCode::invalid_argument);
   EXPECT_EQ(stitch::rpc_sync<use_settings>("worker1", Settings{1, 5}), 5);
@@ -240,10 +229,11 @@ TEST(Errors, DeadlinesPass) {
   // On a busy machine it may have been queued, and what its callee says of it may come too late.
   EXPECT_TRUE(std::regex_match(
       error.what(),
-      std::regex("call \\(anonymous namespace\\)::wait_for_stop\\(\\) to worker \"worker1\" "
-                 "\\(id 1\\) timed out after 50 ms; worker is alive"
-                 "(, call was sent at once|(, call was queued [0-9.]+ ms)?, call has been running "
-                 "there for [0-9.]+ ms|, call was queued [0-9.]+ ms)")))
+      std::regex(
+          "call errors_test::\\(anonymous namespace\\)::wait_for_stop\\(\\) to worker \"worker1\" "
+          "\\(id 1\\) timed out after 50 ms; worker is alive"
+          "(, call was sent at once|(, call was queued [0-9.]+ ms)?, call has been running "
+          "there for [0-9.]+ ms|, call was queued [0-9.]+ ms)")))
       << error.what();
   EXPECT_EQ(stitch::rpc_sync<one>("worker1"), 1);
   EXPECT_EQ(
@@ -518,3 +508,4 @@ TEST(Errors, AnUnreachableStoreIsNamed) {
 }
 
 }  // namespace
+}  // namespace errors_test

@@ -1,28 +1,11 @@
 // What extensions rely on: they are told of messages that are never sent, control frames arrive,
 // and a message that cannot be handled fails its own call only.
-#include "stitch/rpc/agent/extension.h"
-#include "stitch/rpc/agent/agent.h"
-#include "stitch/rpc/message/frame_kinds.h"
-
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
 #include <pthread.h>
 
-#include <array>
-#include <atomic>
-#include <functional>
 #include <new>
-#include <string>
-#include <vector>
 
 #include "stitch/base/callback_scope.h"
-#include "stitch/rpc/function/registry.h"
-#include "stitch/rpc/future/thread_pool.h"
-#include "stitch/rpc/worker.h"
-#include "tests/support/cluster.h"
-#include "tests/support/error_of.h"
-#include "tests/support/eventually.h"
-#include "tests/support/gate.h"
+#include "tests/support/world_test.h"
 
 namespace extension_test {  // its functions are registered under their full names
 namespace {
@@ -98,7 +81,7 @@ class TestExtension final : public stitch::rpc::Extension {
       return std::make_unique<TestExtension>(agent);
     });
 
-class Extensions : public testing::Test {
+class Extensions : public ::testing::Test {
  protected:
   Extensions() { steering = &steering_; }
   ~Extensions() override { steering = nullptr; }

@@ -10,6 +10,7 @@
 #include "stitch/rpc/agent/peer.h"
 #include "stitch/rpc/agent/session.h"
 
+namespace first_connection_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -164,3 +165,4 @@ TEST_F(FirstConnection, AnOfferThatIsNotAnsweredIsTakenBackAfterFiveSeconds) {
 }
 
 }  // namespace
+}  // namespace first_connection_test

@@ -11,6 +11,7 @@
 #include "tests/support/process_world.h"
 #include "tests/support/sanitizers.h"
 
+namespace flood_test {
 namespace {
 
 using stitch::testing::kAddressSanitizer;
@@ -50,3 +51,4 @@ TEST(Floods, OfRepliesStayWithinTheLimit) { flood("replies"); }
 TEST(Floods, OfRepliesThatComeTogetherStayWithinTheLimit) { flood("replies of coroutines"); }
 
 }  // namespace
+}  // namespace flood_test

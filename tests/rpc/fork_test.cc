@@ -1,19 +1,13 @@
 // A worker in a forked child cannot be used, and does not affect the parent.
 #include <fcntl.h>
-#include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <csignal>
-#include <functional>
-#include <thread>
-#include <utility>
 
 #include "stitch/base/descriptor.h"
-#include "stitch/rpc/worker.h"
-#include "tests/support/cluster.h"
 #include "tests/support/forked_child.h"
-#include "tests/support/sanitizers.h"
+#include "tests/support/world_test.h"
 
 // Functions are registered under their full names; other files of this program have functions of
 // the same names.

@@ -1,22 +1,11 @@
 // Workers that die while they found a world: those that start again found it without their former
 // lives. Without processes: what a dead worker has left in the store is written by the test.
-#include <gtest/gtest.h>
-
-#include <chrono>
-#include <cstddef>
-#include <cstdint>
-#include <string>
-#include <thread>
-#include <vector>
-
-#include "stitch/base/byte_io.h"
 #include "stitch/rpc/world/rendezvous.h"
 #include "stitch/rpc/world/world_record.h"
 #include "tests/rpc/founding_fixture.h"
-#include "tests/support/error_of.h"
-#include "tests/support/eventually.h"
+#include "tests/support/world_test.h"
 
-namespace founding_deaths {
+namespace founding_deaths_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -84,7 +73,7 @@ class FoundingDeaths : public stitch::testing::Founding {
  private:
   const steady_clock::time_point began_ = steady_clock::now();
 };
-INSTANTIATE_TEST_SUITE_P(Stores, FoundingDeaths, ::testing::Values("hash", "file", "tcp"),
+INSTANTIATE_TEST_SUITE_P(Stores, FoundingDeaths, ::testing::Values("hash", "tcp"),
                          [](const auto& info) { return info.param; });
 
 TEST_P(FoundingDeaths, ADeadWorkerThatExpectedAnotherWorldIsNotInTheWay) {
@@ -334,4 +323,4 @@ TEST_P(FoundingDeaths, AWorkerWithoutASlotHearsWhyTheFoundingHasFailed) {
 }
 
 }  // namespace
-}  // namespace founding_deaths
+}  // namespace founding_deaths_test

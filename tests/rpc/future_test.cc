@@ -1,21 +1,6 @@
-#include "stitch/rpc/future/future.h"
-#include "stitch/rpc/agent/agent.h"
+#include "tests/support/world_test.h"
 
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <atomic>
-#include <functional>
-#include <map>
-#include <memory>
-#include <string>
-#include <thread>
-#include <tuple>
-#include <vector>
-
-#include "stitch/rpc/worker.h"
-#include "tests/support/cluster.h"
-
+namespace future_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -460,3 +445,4 @@ TEST(Continuation, KeepsItsWorker) {
 }
 
 }  // namespace
+}  // namespace future_test

@@ -1,20 +1,11 @@
 // What workers give to barriers and all_gathers: published, fetched and dropped, without a network.
-#include "stitch/rpc/agent/gather_exchange.h"
-
-#include <gtest/gtest.h>
-
-#include <chrono>
-#include <cstdint>
-#include <memory>
 #include <new>
-#include <string>
-#include <vector>
 
-#include "stitch/base/event_loop.h"
+#include "stitch/rpc/agent/gather_exchange.h"
 #include "tests/rpc/gather_exchange_fixture.h"
-#include "tests/support/eventually.h"
+#include "tests/support/world_test.h"
 
-namespace stitch::rpc {
+namespace stitch::rpc::gather_exchange_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -94,4 +85,4 @@ TEST_F(GatherExchanges, WhatIsOverIsDroppedByATimerAndALateFetchSaysSo) {
 }
 
 }  // namespace
-}  // namespace stitch::rpc
+}  // namespace stitch::rpc::gather_exchange_test

@@ -1,15 +1,5 @@
 // What barriers and all_gathers leave in the exchanges of their workers: nothing, however they end.
-#include <gtest/gtest.h>
-
-#include <chrono>
-#include <string>
-#include <thread>
-#include <vector>
-
-#include "stitch/rpc/worker.h"
-#include "tests/support/cluster.h"
-#include "tests/support/error_of.h"
-#include "tests/support/eventually.h"
+#include "tests/support/world_test.h"
 
 namespace gathering_test {
 namespace {

@@ -1,21 +1,8 @@
 // Calls and coroutines of handlers that are given up: stop callbacks, tokens, arguments, answers.
 
-#include <gtest/gtest.h>
-
-#include <atomic>
-#include <chrono>
-#include <memory>
-#include <optional>
 #include <stop_token>
-#include <string>
-#include <thread>
-#include <vector>
 
-#include "stitch/rpc/future/coroutine.h"
-#include "stitch/rpc/worker.h"
-#include "tests/support/cluster.h"
-#include "tests/support/eventually.h"
-#include "tests/support/sanitizers.h"
+#include "tests/support/world_test.h"
 
 namespace given_up_calls_test {  // its functions are registered under their full names
 namespace {
@@ -141,9 +128,14 @@ Future<int> nested(int depth, const Future<int>& innermost) {
   co_return co_await nested(depth - 1, innermost);
 }
 
-// The stack that each takes to begin the next one is larger under sanitizers.
+// The stack that each takes to begin the next one is larger under sanitizers and without
+// optimization.
+#ifdef __OPTIMIZE__
 constexpr bool kLargeFrames =
     stitch::testing::kAddressSanitizer || stitch::testing::kThreadSanitizer;
+#else
+constexpr bool kLargeFrames = true;
+#endif
 constexpr int kDepth = kLargeFrames ? 2'000 : 20'000;
 
 // Each has a token that its caller's passes on to: the innermost asks for the first of them.

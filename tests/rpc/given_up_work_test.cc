@@ -1,23 +1,7 @@
 // What is given up, by a coroutine that is asked to stop or a caller that has cancelled: it ends
 // before what it works on does, nothing of it is left behind, and what others hold goes on.
 
-#include <gtest/gtest.h>
-
-#include <atomic>
-#include <chrono>
-#include <memory>
-#include <stdexcept>
-#include <string>
-#include <thread>
-#include <utility>
-#include <vector>
-
-#include "stitch/rpc/future/coroutine.h"
-#include "stitch/rpc/future/future_group.h"
-#include "stitch/rpc/worker.h"
-#include "tests/support/cluster.h"
-#include "tests/support/error_of.h"
-#include "tests/support/eventually.h"
+#include "tests/support/world_test.h"
 
 namespace given_up_work_test {  // its functions are registered under their full names
 namespace {
@@ -177,7 +161,7 @@ TEST(GivenUpWork, AFunctionThatWaitsForAThreadDoesNotRun) {
 
 // ---- children that end some time after they were asked to
 
-class Children : public testing::Test {
+class Children : public ::testing::Test {
  protected:
   // It works on `variable` until it is told to end.
   Future<int> child(const Variable&) {

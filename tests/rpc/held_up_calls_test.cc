@@ -1,22 +1,8 @@
 // Calls of handlers that are held up behind one of the program that waits for room, above all those
 // that ask to be refused where there is none.
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
-
-#include <atomic>
-#include <chrono>
-#include <cstdint>
 #include <regex>
-#include <string>
-#include <thread>
-#include <utility>
-#include <vector>
 
-#include "stitch/rpc/agent/peer_flow.h"
-#include "stitch/rpc/worker.h"
-#include "tests/support/cluster.h"
-#include "tests/support/eventually.h"
-#include "tests/support/gate.h"
+#include "tests/support/world_test.h"
 
 namespace held_up_calls_test {  // its functions are registered under their full names
 namespace {
@@ -35,7 +21,7 @@ using Ids = std::vector<std::uint64_t>;
 // ---- one flow
 
 // Two of handlers are under way, and from some time on others are held up behind 1.
-class HeldUp : public testing::Test {
+class HeldUp : public ::testing::Test {
  protected:
   HeldUp() {
     for (int i = 0; i < 2; ++i) {
@@ -324,7 +310,7 @@ std::string call_until_refused() {
   }
 }
 
-class HeldUpWorkers : public testing::Test {
+class HeldUpWorkers : public ::testing::Test {
  protected:
   HeldUpWorkers() {
     held_gate.close();

@@ -1,37 +1,18 @@
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
-
-#include <array>
-#include <atomic>
 #include <bitset>
-#include <chrono>
 #include <complex>
 #include <cstring>
 #include <deque>
 #include <list>
-#include <map>
-#include <memory>
-#include <optional>
-#include <random>
-#include <set>
-#include <string>
-#include <thread>
-#include <tuple>
 #include <unordered_map>
 #include <unordered_set>
 #include <variant>
-#include <vector>
 
-#include "stitch/base/byte_io.h"
-#include "stitch/rpc/message/frame_kinds.h"
 #include "stitch/rpc/message/tensor_codec.h"
-#include "stitch/rpc/worker.h"
-#include "tests/support/cluster.h"
-#include "tests/support/error_of.h"
+#include "tests/support/world_test.h"
 
 // What a peer may put into a message that no worker of ours would write: frames made by hand.
 // Bounds are those on counts and sizes, never on time.
-namespace hostile_values {
+namespace hostile_values_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -538,4 +519,4 @@ TEST(HostileBytes, DamagedMessagesOfManyTypesAreReadOrRefused) {
 }
 
 }  // namespace
-}  // namespace hostile_values
+}  // namespace hostile_values_test

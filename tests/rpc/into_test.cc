@@ -1,15 +1,7 @@
 // Results received into the caller's own tensors, and the limit between frame and buffer.
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
+#include "tests/support/world_test.h"
 
-#include <memory>
-#include <string>
-#include <vector>
-
-#include "stitch/rpc/worker.h"
-#include "tests/support/cluster.h"
-#include "tests/support/error_of.h"
-
+namespace into_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -29,7 +21,7 @@ at::Tensor counted_up_sparse(std::int64_t rows) { return counted_up(rows, 1).to_
 at::Tensor into_fails() { throw std::runtime_error("no result today"); }
 std::int64_t into_number() { return 7; }
 
-class Into : public testing::TestWithParam<const char*> {
+class Into : public ::testing::TestWithParam<const char*> {
  protected:
   static std::unique_ptr<Cluster> cluster(
       std::size_t inline_bytes = stitch::Options{}.inline_bytes) {
@@ -39,7 +31,7 @@ class Into : public testing::TestWithParam<const char*> {
     });
   }
 };
-INSTANTIATE_TEST_SUITE_P(Over, Into, testing::Values("loopback", "shm", "tcp", "uv"),
+INSTANTIATE_TEST_SUITE_P(Over, Into, ::testing::Values("loopback", "shm", "tcp", "uv"),
                          [](const auto& info) { return std::string(info.param); });
 
 TEST_P(Into, ReceivesResultsOfEverySize) {
@@ -164,3 +156,4 @@ TEST_P(Into, InlineBytesDecideWhatGoesInTheFrameAndNothingElse) {
 }
 
 }  // namespace
+}  // namespace into_test

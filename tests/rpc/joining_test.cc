@@ -1,26 +1,9 @@
 // Workers that join a running world, leave it, and come back to it: all in one process.
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
-
-#include <atomic>
-#include <chrono>
-#include <map>
-#include <mutex>
-#include <optional>
-#include <string>
-#include <thread>
-#include <utility>
-#include <vector>
-
-#include "stitch/rpc/agent/agent.h"
-#include "stitch/rpc/worker.h"
 #include "stitch/rpc/world/world_record.h"
-#include "stitch/transport/store/hash_store.h"
 #include "stitch/transport/store/prefix_store.h"
-#include "tests/support/error_of.h"
-#include "tests/support/eventually.h"
-#include "tests/support/gate.h"
+#include "tests/support/world_test.h"
 
+namespace joining_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -530,3 +513,4 @@ TEST_F(Joining, AWorldThatHasEndedIsFollowedByANewOne) {
 }
 
 }  // namespace
+}  // namespace joining_test

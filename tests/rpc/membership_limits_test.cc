@@ -1,23 +1,11 @@
 // How much may be said about the members of a world.
-#include <gtest/gtest.h>
-
-#include <chrono>
 #include <span>
-#include <string>
-#include <utility>
-#include <vector>
 
-#include "stitch/base/byte_io.h"
-#include "stitch/rpc/agent/agent.h"
 #include "stitch/rpc/membership/member_card.h"
 #include "stitch/rpc/membership/notice.h"
-#include "stitch/rpc/message/frame_kinds.h"
-#include "stitch/rpc/worker.h"
-#include "stitch/transport/store/hash_store.h"
-#include "tests/support/cluster.h"
-#include "tests/support/error_of.h"
-#include "tests/support/eventually.h"
+#include "tests/support/world_test.h"
 
+namespace membership_limits_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -126,3 +114,4 @@ TEST(FramesOfMembership, OtherFramesAreRefusedByTheirReceiverAsBefore) {
 }
 
 }  // namespace
+}  // namespace membership_limits_test

@@ -14,7 +14,7 @@
 #include "tests/rpc/membership_kinds.h"
 #include "tests/support/sanitizers.h"
 
-namespace stitch::rpc::testing {
+namespace stitch::rpc::testing::membership_simulation_test {
 namespace {
 
 constexpr bool kSlow = stitch::testing::kAddressSanitizer || stitch::testing::kThreadSanitizer;
@@ -148,4 +148,4 @@ TEST(MembershipSimulation, AProbeDuringAPauseOfTheJudgeDecidesNothing) {
 }
 
 }  // namespace
-}  // namespace stitch::rpc::testing
+}  // namespace stitch::rpc::testing::membership_simulation_test

@@ -1,26 +1,14 @@
 // Workers that join a world which runs, come back, and leave it, over loopback.
-#include <gtest/gtest.h>
-
-#include <chrono>
 #include <fstream>
 #include <iterator>
-#include <memory>
-#include <optional>
-#include <string>
-#include <vector>
 
-#include "stitch/base/mutex.h"
-#include "stitch/rpc/agent/agent.h"
 #include "stitch/rpc/agent/membership_hooks.h"
-#include "stitch/rpc/calls.h"
 #include "stitch/rpc/membership/notice.h"
 #include "stitch/transport/loopback/loopback_endpoint.h"
-#include "stitch/transport/store/hash_store.h"
 #include "stitch/transport/trimmed_pool.h"
-#include "tests/support/error_of.h"
-#include "tests/support/eventually.h"
-#include "tests/support/temporary_folder.h"
+#include "tests/support/world_test.h"
 
+namespace membership_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -166,7 +154,7 @@ class Node {
   std::shared_ptr<Agent> agent_;
 };
 
-class Membership : public testing::Test {
+class Membership : public ::testing::Test {
  protected:
   Membership() : first(network, 0, 1), second(network, 1, 1) {
     first.start(founders());
@@ -435,3 +423,4 @@ TEST_F(Membership, AWorkerThatEndsWithoutAWordIsDeclaredDead) {
 }
 
 }  // namespace
+}  // namespace membership_test

@@ -1,19 +1,7 @@
-#include <gtest/gtest.h>
-
-#include <exception>
-#include <functional>
-#include <memory>
-#include <stdexcept>
-#include <string>
-#include <thread>
-#include <vector>
-
-#include "stitch/rpc/worker.h"
-#include "tests/support/cluster.h"
-#include "tests/support/error_of.h"
+#include "tests/support/world_test.h"
 
 // Mistakes of a program become errors that name the mistake.
-namespace misuse {
+namespace misuse_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -64,11 +52,11 @@ TEST(Misuse, WhateverAHandlerThrowsArrivesAsAnError) {
       EXPECT_TRUE(std::string(error.what()).ends_with(text)) << error.what();
     }
   };
-  expect(Thrown::textless, "misuse::(anonymous namespace)::Textless without a text");
+  expect(Thrown::textless, "misuse_test::(anonymous namespace)::Textless without a text");
   expect(Thrown::null_text, "a null const char*");
   expect(Thrown::null_pointer, "a null const char*");
   expect(Thrown::foreign,
-         "misuse::(anonymous namespace)::Foreign, which is not derived from std::exception");
+         "misuse_test::(anonymous namespace)::Foreign, which is not derived from std::exception");
   expect(Thrown::number, "int, which is not derived from std::exception");
   expect(Thrown::text, "const char*: a text");
   EXPECT_EQ(stitch::rpc_sync<one>("worker1"), 1);
@@ -246,7 +234,7 @@ TEST(Misuse, TheErrorOfACallToNoWorkerHasItsFunction) {
   const Cluster cluster(2);
   const auto error = error_of([] { stitch::rpc_sync<one>("wroker1"); });
   EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
-  EXPECT_EQ(error.function(), "misuse::(anonymous namespace)::one");
+  EXPECT_EQ(error.function(), "misuse_test::(anonymous namespace)::one");
 }
 
 // --- gatherings that do not match
@@ -318,4 +306,4 @@ TEST(Misuse, ABarrierThatMeetsAGatheringFailsOnEveryWorker) {
 }
 
 }  // namespace
-}  // namespace misuse
+}  // namespace misuse_test

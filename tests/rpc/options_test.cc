@@ -18,6 +18,7 @@
 #include "stitch/rpc/options/security_options.h"
 #include "tests/support/error_of.h"
 
+namespace options_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -469,3 +470,4 @@ TEST(Options, WhatIsWipedLeavesNothingBehind) {
 }
 
 }  // namespace
+}  // namespace options_test

@@ -1,15 +1,5 @@
 // What a PeerFlow lets begin, and what it keeps waiting.
-#include <gtest/gtest.h>
-
-#include <atomic>
-#include <chrono>
-#include <cstdint>
-#include <thread>
-#include <utility>
-#include <vector>
-
-#include "stitch/rpc/agent/peer_flow.h"
-#include "tests/support/eventually.h"
+#include "tests/support/world_test.h"
 
 namespace peer_flow_test {
 namespace {
@@ -282,7 +272,7 @@ TEST(PeerFlow, ALostPeerLetsAllThreadsGoOn) {
 }
 
 // Calls of handlers that overlap, so that something is always under way.
-class Overtaken : public testing::Test {
+class Overtaken : public ::testing::Test {
  protected:
   Overtaken() {
     EXPECT_TRUE(flow.try_begin(inside));

@@ -8,7 +8,7 @@
 
 #include "tests/support/sanitizers.h"
 
-namespace stitch::rpc::test {
+namespace stitch::rpc::test::peer_simulation_test {
 namespace {
 
 constexpr bool kSlow = stitch::testing::kAddressSanitizer || stitch::testing::kThreadSanitizer;
@@ -54,4 +54,4 @@ TEST(PeerSimulations, NoPeerIsLostByAnOutageWithinItsGrace) {
 }
 
 }  // namespace
-}  // namespace stitch::rpc::test
+}  // namespace stitch::rpc::test::peer_simulation_test

@@ -1,24 +1,9 @@
 // Which connection two workers use, and when a peer is lost.
-#include "stitch/rpc/agent/peer_table.h"
-
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <atomic>
-#include <functional>
-#include <map>
-#include <memory>
-#include <optional>
-#include <string>
-#include <thread>
-#include <vector>
-
-#include "stitch/base/event_loop.h"
-#include "stitch/rpc/message/frame_kinds.h"
 #include "stitch/transport/loopback/loopback_endpoint.h"
 #include "stitch/transport/selection/make_endpoints.h"
-#include "tests/support/eventually.h"
+#include "tests/support/world_test.h"
 
+namespace peer_table_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -208,7 +193,7 @@ class Node {
   PeerTable table_;
 };
 
-class PeerTables : public testing::Test {
+class PeerTables : public ::testing::Test {
  protected:
   PeerTables() { members = {nodes[0]->member(), nodes[1]->member()}; }
   void start() {
@@ -576,3 +561,4 @@ TEST_F(PeerTables, OnlyTheWorkerItselfMayConnectUnderItsName) {
 }
 
 }  // namespace
+}  // namespace peer_table_test

@@ -12,6 +12,7 @@
 #include "tests/support/sanitizers.h"
 #include "tests/support/temporary_folder.h"
 
+namespace process_test {
 namespace {
 
 using stitch::testing::kAddressSanitizer;
@@ -146,3 +147,4 @@ TEST(Processes, StartAndEndAHundredTimes) {
 }
 
 }  // namespace
+}  // namespace process_test

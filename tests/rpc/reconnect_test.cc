@@ -1,28 +1,13 @@
 // Connections that break under traffic: the two workers go on over other ones, and every message
 // arrives once.
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <array>
-#include <atomic>
-#include <chrono>
 #include <cstring>
-#include <functional>
-#include <map>
-#include <memory>
-#include <optional>
-#include <random>
-#include <string>
-#include <thread>
-#include <vector>
 
-#include "stitch/base/event_loop.h"
-#include "stitch/rpc/agent/peer_table.h"
 #include "stitch/transport/loopback/loopback_endpoint.h"
 #include "stitch/transport/stream/stream_endpoint.h"
-#include "tests/support/eventually.h"
+#include "tests/support/world_test.h"
 #include "tests/transport/relay.h"
 
+namespace reconnect_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -355,3 +340,4 @@ TEST(Reconnect, APeerThatDoesNotComeBackIsLostWhenTheGraceTimeHasPassed) {
 }
 
 }  // namespace
+}  // namespace reconnect_test

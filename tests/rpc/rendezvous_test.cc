@@ -17,6 +17,7 @@
 #include "tests/support/contains.h"
 #include "tests/support/error_of.h"
 
+namespace rendezvous_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -77,7 +78,7 @@ class Meeting : public stitch::testing::Founding {
   std::atomic<bool> keeping_{false};
   std::thread keeper_;
 };
-INSTANTIATE_TEST_SUITE_P(Stores, Meeting, ::testing::Values("hash", "file", "tcp"),
+INSTANTIATE_TEST_SUITE_P(Stores, Meeting, ::testing::Values("hash", "tcp"),
                          [](const auto& info) { return info.param; });
 
 TEST_P(Meeting, FoundersAgreeAndLeaveTheRecordOfTheirWorld) {
@@ -397,3 +398,4 @@ TEST(WorldRecord, TravelsAndRubbishIsRefused) {
 }
 
 }  // namespace
+}  // namespace rendezvous_test

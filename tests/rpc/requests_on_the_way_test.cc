@@ -1,20 +1,7 @@
 // Deadlines of calls whose requests take long to arrive.
-#include <gtest/gtest.h>
-
-#include <atomic>
-#include <chrono>
-#include <cstdint>
-#include <string>
-#include <utility>
-#include <vector>
-
-#include "stitch/base/kernel_clock.h"
-#include "stitch/rpc/future/execution_context.h"
-#include "stitch/rpc/worker.h"
 #include "stitch/rpc/world/member_record.h"
 #include "stitch/rpc/world/reach.h"
-#include "tests/support/cluster.h"
-#include "tests/support/error_of.h"
+#include "tests/support/world_test.h"
 
 namespace requests_on_the_way_test {  // its functions are registered under their full names
 namespace {
@@ -73,7 +60,7 @@ ErrorCode short_call(const std::string& worker) {
 
 // Over transports that do not leave the host: what worker 0 sends takes kDelay. Its CANCEL comes
 // after the request, too.
-class RequestsOnTheWay : public testing::Test {
+class RequestsOnTheWay : public ::testing::Test {
  protected:
   void SetUp() override {
     runs = 0;

@@ -14,6 +14,7 @@
 #include "tests/support/running_command.h"
 #include "tests/support/temporary_folder.h"
 
+namespace restart_test {
 namespace {
 
 using std::chrono::steady_clock;
@@ -213,3 +214,4 @@ TEST_F(AmongLeaving, TheKeeperOfTheRecordComesBackAndTheRecordGoesWithTheLast) {
 }
 
 }  // namespace
+}  // namespace restart_test

@@ -1,17 +1,9 @@
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
-
-#include <map>
-#include <optional>
-#include <random>
-#include <set>
 #include <variant>
 
-#include "stitch/rpc/message/frame_kinds.h"
 #include "stitch/rpc/message/tensor_codec.h"
-#include "stitch/rpc/worker.h"
-#include "tests/support/cluster.h"
+#include "tests/support/world_test.h"
 
+namespace serialization_test {
 namespace {
 
 using stitch::testing::Cluster;
@@ -221,3 +213,4 @@ TEST(Serialization, SurvivesDamagedMessages) {
 }
 
 }  // namespace
+}  // namespace serialization_test

@@ -1,20 +1,12 @@
 // Which thread serves a call, over each transport: the one that reads, or one of the pool.
-#include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/InferenceMode.h>
-#include <gtest/gtest.h>
 
-#include <algorithm>
-#include <atomic>
-#include <memory>
 #include <semaphore>
-#include <string>
-#include <thread>
-#include <vector>
 
-#include "stitch/rpc/worker.h"
-#include "tests/support/cluster.h"
+#include "tests/support/world_test.h"
 
+namespace serving_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -56,7 +48,7 @@ at::Tensor doubled(const at::Tensor& x) { return x * 2; }
 
 std::vector<float> many_numbers() { return std::vector<float>(200'000, 1); }
 
-class Serving : public testing::TestWithParam<const char*> {
+class Serving : public ::testing::TestWithParam<const char*> {
  protected:
   static std::unique_ptr<Cluster> cluster(int size, int threads) {
     return std::make_unique<Cluster>(size, [threads](stitch::Options& options) {
@@ -155,7 +147,12 @@ TEST_P(Serving, ReceivedMemoryIsUsedAgain) {
 
 bool grad_mode_is_on() { return at::GradMode::is_enabled() && !c10::InferenceMode::is_enabled(); }
 STITCH_INLINE(grad_mode_is_on);
-bool ask_back() { return stitch::rpc_sync<grad_mode_is_on>("worker0"); }
+// Under the modes of a new thread, whichever have come with the call.
+bool ask_back() {
+  const c10::InferenceMode no_inference(false);
+  const at::AutoGradMode with_grad(true);
+  return stitch::rpc_sync<grad_mode_is_on>("worker0");
+}
 
 TEST_P(Serving, AThreadThatWaitsServesOthersWithoutItsGuards) {
   const auto world = cluster(2, 2);
@@ -184,8 +181,7 @@ TEST_P(Serving, ManyThreadsWaitConcurrently) {
   EXPECT_EQ(wrong, 0);
 }
 
-INSTANTIATE_TEST_SUITE_P(Over, Serving,
-                         testing::Values("loopback", "shm", "tcp", "tensorpipe-shm", "uv"),
+INSTANTIATE_TEST_SUITE_P(Over, Serving, ::testing::Values("loopback", "shm", "tcp", "uv"),
                          [](const auto& info) {
                            std::string name = info.param;
                            std::replace(name.begin(), name.end(), '-', '_');
@@ -193,3 +189,4 @@ INSTANTIATE_TEST_SUITE_P(Over, Serving,
                          });
 
 }  // namespace
+}  // namespace serving_test

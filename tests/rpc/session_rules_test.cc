@@ -19,7 +19,7 @@
 #include "stitch/rpc/message/frame_kinds.h"
 #include "stitch/rpc/message/time_left.h"
 
-namespace stitch::rpc::test {
+namespace stitch::rpc::test::session_rules_test {
 namespace {
 
 using Outcome = std::optional<Error>;
@@ -80,7 +80,7 @@ class Held final : public transport::Connection {
   transport::Hello hello_;
 };
 
-class Sessions : public testing::Test {
+class Sessions : public ::testing::Test {
  protected:
   static constexpr std::size_t kLimit = std::size_t{1} << 20;
   [[nodiscard]] std::shared_ptr<Held> attach(std::uint64_t generation,
@@ -394,4 +394,4 @@ TEST(BindFrames, ThatEndTooEarlyOrNameNoStepAreRefused) {
 }
 
 }  // namespace
-}  // namespace stitch::rpc::test
+}  // namespace stitch::rpc::test::session_rules_test

@@ -10,7 +10,7 @@
 
 #include "stitch/rpc/agent/received_numbers.h"
 
-namespace stitch::rpc::test {
+namespace stitch::rpc::test::session_simulation_test {
 namespace {
 
 TEST(SessionSimulations, EverythingArrivesOnceInEveryHistory) {
@@ -65,4 +65,4 @@ TEST(ReceivedNumbers, TooManyGapsAreRefused) {
 }
 
 }  // namespace
-}  // namespace stitch::rpc::test
+}  // namespace stitch::rpc::test::session_simulation_test

@@ -5,7 +5,7 @@
 
 #include <string>
 
-namespace stitch::rpc::test {
+namespace stitch::rpc::test::shutdown_simulation_test {
 namespace {
 
 using Wrong = ShutdownSimulation::Wrong;
@@ -50,4 +50,4 @@ TEST(ShutdownSimulations, WorkersThatCountMessagesAsReceivedTooEarlyAreFoundOut)
 }
 
 }  // namespace
-}  // namespace stitch::rpc::test
+}  // namespace stitch::rpc::test::shutdown_simulation_test

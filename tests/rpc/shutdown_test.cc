@@ -1,28 +1,9 @@
 // Shutdown: which threads may call it, what it waits for, and which protocol messages are obeyed.
-#include <gtest/gtest.h>
-
-#include <atomic>
-#include <cstdint>
-#include <memory>
-#include <optional>
 #include <semaphore>
-#include <string>
-#include <thread>
-#include <utility>
-#include <vector>
 
-#include "stitch/base/byte_io.h"
-#include "stitch/rpc/agent/agent.h"
-#include "stitch/rpc/agent/extension.h"
 #include "stitch/rpc/agent/graceful_shutdown.h"
-#include "stitch/rpc/agent/incoming_call.h"
-#include "stitch/rpc/message/frame_kinds.h"
-#include "stitch/rpc/worker.h"
 #include "stitch/transport/loopback/loopback_endpoint.h"
-#include "stitch/transport/store/hash_store.h"
-#include "tests/support/cluster.h"
-#include "tests/support/error_of.h"
-#include "tests/support/eventually.h"
+#include "tests/support/world_test.h"
 
 // Functions are registered under their full names; other files of this program have functions of
 // the same names.
@@ -77,7 +58,7 @@ constexpr const char* kFromCallback =
     "shutdown of worker \"worker1\" (id 1) was called from an inline function, an on_ready or a "
     "stop callback, which must not wait";
 
-class Shutdown : public testing::Test {
+class Shutdown : public ::testing::Test {
  protected:
   Shutdown() { victim = &cluster[1]; }
   // Nothing has happened to the victim.
@@ -222,10 +203,10 @@ TEST(ShutdownAlone, AWorkerDestroyedByItsOwnHandlerShutsDownInTheBackground) {
     std::jthread thread([&] { doomed.emplace(start(1)); });
     other.emplace(start(0));
   }
-  testing::internal::CaptureStderr();
+  ::testing::internal::CaptureStderr();
   other->rpc_sync<destroy_the_worker>("worker1");
   EXPECT_FALSE(doomed);
-  EXPECT_EQ(testing::internal::GetCapturedStderr(),
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(),
             "stitch: worker \"worker1\" (id 1) is destroyed on a thread that its shutdown would "
             "wait for: it leaves in the background\n");
   EXPECT_EQ(other->rpc_sync<one>("worker1"), 1);  // until both shut down
@@ -356,11 +337,11 @@ void block_in_a_handler() {
 TEST_F(Shutdown, EndsASecondAfterItsLimitWhenAHandlerDoesNotReturn) {
   auto call = stitch::rpc_async<block_in_a_handler>("worker1");
   entered.acquire();
-  testing::internal::CaptureStderr();
+  ::testing::internal::CaptureStderr();
   const auto start = Clock::now();
   cluster[1].shutdown({.graceful = false, .timeout = 200ms});
   EXPECT_LT(Clock::now() - start, 200ms + 1s + 1400ms);
-  EXPECT_NE(testing::internal::GetCapturedStderr().find("leaves while handlers still run"),
+  EXPECT_NE(::testing::internal::GetCapturedStderr().find("leaves while handlers still run"),
             std::string::npos);
   release.release();
   EXPECT_TRUE(eventually([&] { return cluster[1].agent().use_count() == 1; }));
@@ -369,12 +350,12 @@ TEST_F(Shutdown, EndsASecondAfterItsLimitWhenAHandlerDoesNotReturn) {
 TEST_F(Shutdown, EndsASecondAfterItsLimitWhenAnInlineFunctionBlocks) {
   auto call = stitch::rpc_async<block_inline>("worker1");
   entered.acquire();
-  testing::internal::CaptureStderr();
+  ::testing::internal::CaptureStderr();
   const auto start = Clock::now();
   cluster[1].shutdown({.graceful = false, .timeout = 200ms});
   EXPECT_LT(Clock::now() - start, 200ms + 1s + 1400ms);
   EXPECT_EQ(
-      testing::internal::GetCapturedStderr(),
+      ::testing::internal::GetCapturedStderr(),
       "stitch: worker \"worker1\" (id 1) leaves while an inline function or a callback blocks "
       "one of its threads\n");
   release.release();

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <fstream>
 
+namespace slow_blas_test {
 namespace {
 
 using stitch::rpc::slow_blas_among;
@@ -34,3 +35,4 @@ TEST(SlowBlas, IsSilentWithoutOne) {
 }
 
 }  // namespace
+}  // namespace slow_blas_test

@@ -1,15 +1,9 @@
-#include "stitch/rpc/future/thread_pool.h"
-
-#include <gtest/gtest.h>
-
-#include <atomic>
 #include <semaphore>
-#include <thread>
 
-#include "tests/support/error_of.h"
-#include "tests/support/eventually.h"
 #include "tests/support/no_more_threads.h"
+#include "tests/support/world_test.h"
 
+namespace thread_pool_test {
 namespace {
 
 using stitch::base::UniqueFunction;
@@ -201,7 +195,7 @@ TEST(ThreadPool, WhatMustNotWaitIsBegunThoughABlockedTaskGoesOn) {
 TEST(ThreadPool, SaysOnceWhenTooManyHandlersWait) {
   std::counting_semaphore<> go{0};
   std::atomic<int> waiting{0};
-  testing::internal::CaptureStderr();
+  ::testing::internal::CaptureStderr();
   ThreadPool pool(1, "full");
   const auto wait = [&] {
     const BlockingRegion region;
@@ -214,7 +208,7 @@ TEST(ThreadPool, SaysOnceWhenTooManyHandlersWait) {
   for (int i = 0; i < 5; ++i) post(pool, wait);
   EXPECT_GE(pool.threads_missed(), 5u);
   EXPECT_EQ(pool.threads(), ThreadPool::kMaxExtra + 1);
-  EXPECT_EQ(testing::internal::GetCapturedStderr(),
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(),
             "stitch: calls wait in thread pool \"full\": 256 of its handlers wait for "
             "something, and no more threads are added\n");
   go.release(ThreadPool::kMaxExtra + 6);
@@ -222,3 +216,4 @@ TEST(ThreadPool, SaysOnceWhenTooManyHandlersWait) {
 }
 
 }  // namespace
+}  // namespace thread_pool_test

@@ -13,7 +13,7 @@
 #include "stitch/rpc/message/frame_kinds.h"
 #include "tests/support/error_of.h"
 
-namespace stitch::rpc {
+namespace stitch::rpc::thread_report_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -74,4 +74,4 @@ TEST(CallTables, KeepOneAnswerToEachQuestion) {
 }
 
 }  // namespace
-}  // namespace stitch::rpc
+}  // namespace stitch::rpc::thread_report_test

@@ -13,6 +13,7 @@
 #include "tests/support/running_command.h"
 #include "tests/support/temporary_folder.h"
 
+namespace unconnected_test {
 namespace {
 
 using std::chrono::seconds;
@@ -78,3 +79,4 @@ INSTANTIATE_TEST_SUITE_P(Ends, Unconnected, ::testing::Values("kill", "stop"),
                          [](const auto& info) { return std::string(info.param); });
 
 }  // namespace
+}  // namespace unconnected_test

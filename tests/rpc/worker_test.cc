@@ -1,17 +1,8 @@
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
 #include <sys/socket.h>
 
-#include <atomic>
-#include <thread>
+#include "tests/support/world_test.h"
 
-#include "stitch/rpc/agent/agent.h"
-#include "stitch/rpc/worker.h"
-#include "stitch/transport/store/hash_store.h"
-#include "tests/support/cluster.h"
-#include "tests/support/error_of.h"
-#include "tests/support/eventually.h"
-
+namespace worker_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -341,3 +332,4 @@ TEST(Worker, AGracefulShutdownWithAMissingWorkerEndsInTime) {
 }
 
 }  // namespace
+}  // namespace worker_test

@@ -1,37 +1,22 @@
 // How the keeper of a world's record gets on with a store that is lost, replaced or refuses it, and
 // a worker that starts with one that hangs.
 #include <fcntl.h>
-#include <gtest/gtest.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <atomic>
-#include <chrono>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <future>
 #include <iterator>
-#include <memory>
-#include <mutex>
-#include <optional>
-#include <string>
-#include <utility>
-#include <vector>
 
-#include "stitch/base/event_loop.h"
-#include "stitch/rpc/worker.h"
 #include "stitch/rpc/world/world_keeper.h"
 #include "stitch/rpc/world/world_record.h"
 #include "stitch/transport/store/file_store.h"
-#include "stitch/transport/store/hash_store.h"
 #include "stitch/transport/store/prefix_store.h"
 #include "stitch/transport/store/tcp_store.h"
-#include "tests/support/cluster.h"
-#include "tests/support/error_of.h"
-#include "tests/support/eventually.h"
-#include "tests/support/temporary_folder.h"
+#include "tests/support/world_test.h"
 
+namespace world_store_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -321,3 +306,4 @@ TEST(InitTimeout, BoundsInitAlsoWhereTheHostOfTheStoreHangs) {
 }
 
 }  // namespace
+}  // namespace world_store_test

@@ -7,7 +7,7 @@
 #include <set>
 #include <vector>
 
-namespace stitch::rref {
+namespace stitch::rref::interval_set_test {
 namespace {
 
 TEST(IntervalSet, AgreesWithAPlainSetAndStaysSmall) {
@@ -88,4 +88,4 @@ TEST(IntervalSet, NamesWhatIsMissing) {
 }
 
 }  // namespace
-}  // namespace stitch::rref
+}  // namespace stitch::rref::interval_set_test

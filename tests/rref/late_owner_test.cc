@@ -1,16 +1,8 @@
 // References that come before the news that their owner has joined.
-#include <gtest/gtest.h>
-
-#include <chrono>
-#include <memory>
-
-#include "stitch/rpc/agent/agent.h"
-#include "stitch/rpc/worker.h"
 #include "stitch/rref/rref_agent.h"
-#include "stitch/rref/rref_extension.h"
-#include "stitch/transport/store/hash_store.h"
-#include "tests/support/eventually.h"
+#include "tests/support/world_test.h"
 
+namespace late_owner_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -39,3 +31,4 @@ TEST(ReferencesOfALateOwner, HaveItsNameOnceThatIsKnown) {
 }
 
 }  // namespace
+}  // namespace late_owner_test

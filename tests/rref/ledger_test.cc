@@ -8,7 +8,7 @@
 #include "stitch/base/byte_io.h"
 #include "stitch/base/error.h"
 
-namespace stitch::rref {
+namespace stitch::rref::ledger_test {
 namespace {
 
 RRefId make_id(std::uint64_t k) { return {{1, 10}, {2, 20}, k}; }
@@ -173,4 +173,4 @@ TEST(Ledger, AnAcknowledgementOfWhatWasNeverSentIsRefused) {
 }
 
 }  // namespace
-}  // namespace stitch::rref
+}  // namespace stitch::rref::ledger_test

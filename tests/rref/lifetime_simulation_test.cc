@@ -6,7 +6,7 @@
 
 #include "tests/rref/sweep_scenarios.h"
 
-namespace stitch::rref::test {
+namespace stitch::rref::test::lifetime_simulation_test {
 namespace {
 
 void walk(std::uint64_t first_seed, int walks, const LifetimeSimulation::Options& options) {
@@ -48,7 +48,7 @@ void walk_with(std::uint64_t first_seed, std::uint64_t walks, std::size_t deaths
           .chains = chains,
           .cuts = cuts,
           .late_news = late_news});
-    if (testing::Test::HasFatalFailure()) return;
+    if (::testing::Test::HasFatalFailure()) return;
   }
 }
 
@@ -100,4 +100,4 @@ TEST(LifetimeSimulation, LivingWorkersThatLoseEachOtherHarmNoThird) {
 }
 
 }  // namespace
-}  // namespace stitch::rref::test
+}  // namespace stitch::rref::test::lifetime_simulation_test

@@ -1,21 +1,10 @@
 // An object outlives the functions that use it. A violation is also a use after free, which
 // AddressSanitizer detects.
 
-#include <gtest/gtest.h>
-
-#include <atomic>
-#include <chrono>
 #include <numeric>
-#include <optional>
-#include <thread>
-#include <vector>
 
-#include "stitch/rpc/agent/agent.h"
-#include "stitch/rref/rref.h"
 #include "tests/rref/tables.h"
-#include "tests/support/cluster.h"
-#include "tests/support/eventually.h"
-#include "tests/support/gate.h"
+#include "tests/support/world_test.h"
 
 // Functions of the same names are registered by other units of this program.
 namespace stitch::object_lifetime_test {

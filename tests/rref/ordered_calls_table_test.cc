@@ -14,7 +14,7 @@
 #include "stitch/base/byte_io.h"
 #include "tests/support/error_of.h"
 
-namespace stitch::rref {
+namespace stitch::rref::ordered_calls_table_test {
 namespace {
 
 using testing::error_of;
@@ -87,4 +87,4 @@ TEST(OrderedCallsTable, TheEndOfACallerStartsWhatWaitsAndItsLateRequestsDoNotWai
 }
 
 }  // namespace
-}  // namespace stitch::rref
+}  // namespace stitch::rref::ordered_calls_table_test

@@ -1,25 +1,10 @@
 // Calls that run one after the other: through an ordered handle, and on a Serialized object.
 
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <atomic>
-#include <chrono>
 #include <numeric>
-#include <stdexcept>
-#include <string>
-#include <vector>
 
-#include "stitch/rpc/message/frame_kinds.h"
 #include "stitch/rref/frame_kinds.h"
-#include "stitch/rref/rref.h"
-#include "stitch/rref/serialized.h"
 #include "tests/rref/tables.h"
-#include "tests/support/cluster.h"
-#include "tests/support/error_of.h"
-#include "tests/support/eventually.h"
-#include "tests/support/gate.h"
-#include "tests/support/loopback_faults.h"
+#include "tests/support/world_test.h"
 
 // Functions of the same names are registered by other units of this program.
 namespace stitch::ordered_calls_test {

@@ -6,6 +6,7 @@
 
 #include "tests/support/process_world.h"
 
+namespace owner_death_test {
 namespace {
 
 using stitch::testing::ProcessWorld;
@@ -38,3 +39,4 @@ TEST(OwnerDeath, FailsItsReferencesByNameAndEpochAndHarmsNoObjectOfOthers) {
 }
 
 }  // namespace
+}  // namespace owner_death_test

@@ -1,22 +1,7 @@
 // References that stand for their objects as arguments of calls.
 
-#include <gtest/gtest.h>
-
-#include <ATen/ATen.h>
-
-#include <atomic>
-#include <chrono>
-#include <stdexcept>
-#include <string>
-#include <vector>
-
-#include "stitch/rpc/agent/agent.h"
-#include "stitch/rref/rref.h"
 #include "tests/rref/tables.h"
-#include "tests/support/cluster.h"
-#include "tests/support/error_of.h"
-#include "tests/support/eventually.h"
-#include "tests/support/gate.h"
+#include "tests/support/world_test.h"
 
 // Functions of the same names are registered by other units of this program.
 namespace stitch::pipelining_test {

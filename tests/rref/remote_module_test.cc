@@ -1,13 +1,9 @@
-#include "stitch/rref/remote_module.h"
-
-#include <gtest/gtest.h>
 #include <torch/nn/modules/dropout.h>
 #include <torch/nn/modules/linear.h>
 
-#include "tests/support/cluster.h"
-#include "tests/support/eventually.h"
+#include "tests/support/world_test.h"
 
-namespace stitch {
+namespace stitch::remote_module_test {
 namespace {
 
 using testing::Cluster;
@@ -196,4 +192,4 @@ TEST(RemoteModule, AStateThatDoesNotFitIsRefusedNamingEveryDifference) {
 }
 
 }  // namespace
-}  // namespace stitch
+}  // namespace stitch::remote_module_test

@@ -1,23 +1,10 @@
 // The errors of a reference whose object, owner or creation failed.
 
-#include <gtest/gtest.h>
-
-#include <atomic>
-#include <chrono>
-#include <functional>
 #include <new>
-#include <stdexcept>
-#include <string>
-#include <thread>
-#include <vector>
 
 #include "stitch/rpc/gathering.h"
-#include "stitch/rref/rref.h"
 #include "tests/rref/tables.h"
-#include "tests/support/cluster.h"
-#include "tests/support/error_of.h"
-#include "tests/support/eventually.h"
-#include "tests/support/gate.h"
+#include "tests/support/world_test.h"
 
 // Functions of the same names are registered by other units of this program.
 namespace stitch::rref_errors_test {

@@ -1,27 +1,12 @@
 // References as values: hashes, texts, as objects of other references, and the list of those that a
 // worker has.
 
-#include "stitch/rref/rref_list.h"
-
-#include <gtest/gtest.h>
-
-#include <ATen/ATen.h>
-
-#include <algorithm>
-#include <chrono>
 #include <sstream>
-#include <stdexcept>
-#include <string>
 #include <type_traits>
 #include <unordered_map>
-#include <vector>
 
-#include "stitch/rpc/agent/agent.h"
-#include "stitch/rref/rref.h"
 #include "tests/rref/tables.h"
-#include "tests/support/cluster.h"
-#include "tests/support/eventually.h"
-#include "tests/support/gate.h"
+#include "tests/support/world_test.h"
 
 // Functions of the same names are registered by other units of this program.
 namespace stitch::rref_list_test {

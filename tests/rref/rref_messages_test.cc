@@ -1,26 +1,10 @@
 // The cost of references: which messages are sent for them.
 
-#include <gtest/gtest.h>
-
-#include <ATen/ATen.h>
-
-#include <atomic>
-#include <chrono>
-#include <cstdint>
 #include <numeric>
-#include <stdexcept>
-#include <string>
-#include <vector>
 
-#include "stitch/base/byte_io.h"
-#include "stitch/rpc/agent/agent.h"
 #include "stitch/rref/creation_answers.h"
-#include "stitch/rref/rref.h"
 #include "tests/rref/tables.h"
-#include "tests/support/cluster.h"
-#include "tests/support/error_of.h"
-#include "tests/support/eventually.h"
-#include "tests/support/gate.h"
+#include "tests/support/world_test.h"
 
 // Functions of the same names are registered by other units of this program.
 namespace stitch::rref_messages_test {

@@ -1,27 +1,10 @@
 // References under load and under faults, over whole worlds in one process.
 
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <atomic>
-#include <chrono>
-#include <map>
-#include <random>
-#include <string>
-#include <thread>
-#include <utility>
-#include <vector>
-
-#include "stitch/base/byte_io.h"
-#include "stitch/rpc/message/frame_kinds.h"
 #include "stitch/rref/frame_kinds.h"
-#include "stitch/rref/rref.h"
 #include "tests/rref/tables.h"
-#include "tests/support/cluster.h"
-#include "tests/support/eventually.h"
-#include "tests/support/loopback_faults.h"
+#include "tests/support/world_test.h"
 
-namespace stitch {
+namespace stitch::rref_stress_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -421,4 +404,4 @@ TEST(RRefFaults, AMessageThatDidNotLeaveKeepsNoObject) {
 }
 
 }  // namespace
-}  // namespace stitch
+}  // namespace stitch::rref_stress_test

@@ -1,30 +1,14 @@
 // RRef as its user sees it, in whole worlds within one process.
 
-#include "stitch/rref/rref.h"
-#include "stitch/rpc/agent/agent.h"
-
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
-
-#include <atomic>
-#include <chrono>
-#include <map>
-#include <optional>
+#include <cereal/archives/binary.hpp>
 #include <sstream>
-#include <thread>
-#include <tuple>
 #include <unordered_set>
 #include <variant>
-#include <vector>
-
-#include <cereal/archives/binary.hpp>
 
 #include "tests/rref/tables.h"
-#include "tests/support/cluster.h"
-#include "tests/support/eventually.h"
-#include "tests/support/gate.h"
+#include "tests/support/world_test.h"
 
-namespace stitch {
+namespace stitch::rref_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -184,7 +168,7 @@ TEST(RRef, AConstructorCanBeExported) {
   const auto id = rpc::function_id(typeid(detail::Constructor<Served, int, std::string>).name());
   const rpc::Function* const function = rpc::FunctionRegistry::instance().find(id);
   ASSERT_NE(function, nullptr);
-  EXPECT_EQ(function->name, "stitch::(anonymous namespace)::Served");
+  EXPECT_EQ(function->name, "stitch::rref_test::(anonymous namespace)::Served");
 }
 
 TEST(RRef, AFunctionThatIsNotThereIsNamedToItsCreator) {
@@ -595,4 +579,4 @@ TEST(RRefLifetime, ObjectsStillReferredToAtShutdownAreDestroyed) {
 }
 
 }  // namespace
-}  // namespace stitch
+}  // namespace stitch::rref_test

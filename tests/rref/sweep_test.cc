@@ -1,22 +1,11 @@
 // What a worker held is reclaimed when the world declares it dead, or when it leaves.
 
-#include <gtest/gtest.h>
-
-#include <chrono>
 #include <initializer_list>
-#include <map>
-#include <string>
-#include <utility>
 
-#include "stitch/rpc/agent/agent.h"
 #include "stitch/rref/frame_kinds.h"
 #include "stitch/rref/lifetime/ledger.h"
-#include "stitch/rref/rref.h"
-#include "stitch/transport/store/hash_store.h"
 #include "tests/rref/tables.h"
-#include "tests/support/cluster.h"
-#include "tests/support/error_of.h"
-#include "tests/support/eventually.h"
+#include "tests/support/world_test.h"
 
 // Functions of the same names are registered by other units of this program.
 namespace stitch::sweep_test {

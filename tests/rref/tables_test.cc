@@ -11,7 +11,7 @@
 #include "stitch/rref/lifetime/lifetime.h"
 #include "stitch/rref/lifetime/owner_table.h"
 
-namespace stitch::rref {
+namespace stitch::rref::tables_test {
 namespace {
 
 constexpr WorkerLife kOwner{0, 10}, kHere{1, 11}, kFriend{2, 12};
@@ -589,4 +589,4 @@ TEST(Lifetime, OfLivesBeforeTheOneThatIsKnownNothingIsKept) {
 }
 
 }  // namespace
-}  // namespace stitch::rref
+}  // namespace stitch::rref::tables_test

@@ -14,6 +14,7 @@
 #include "tests/support/running_command.h"
 #include "tests/support/temporary_folder.h"
 
+namespace diagnose_test {
 namespace {
 
 using stitch::testing::RunningCommand;
@@ -357,3 +358,4 @@ TEST(DiagnoseDump, SurvivesEveryDamage) {
 }
 
 }  // namespace
+}  // namespace diagnose_test

@@ -9,6 +9,7 @@
 #include "tests/support/process_world.h"
 #include "tests/support/running_command.h"
 
+namespace fault_process_test {
 namespace {
 
 using stitch::testing::ProcessWorld;
@@ -72,3 +73,4 @@ TEST(FaultsOfProcesses, OfAnotherWorkerDoNothing) {
 }
 
 }  // namespace
+}  // namespace fault_process_test

@@ -15,6 +15,7 @@
 #include "tests/support/running_command.h"
 #include "tests/support/temporary_folder.h"
 
+namespace hangs_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -103,7 +104,7 @@ void expect_diagnosis(int size, const std::string& how, const std::string& culpr
                       std::vector<std::string> pieces, const std::string& program = HANG_PROGRAM) {
   Hang hang(size, how, program);
   pieces.push_back("\nculprit: " + culprit + "\n");
-  EXPECT_EQ(hang.diagnose_until(pieces), "") << "no " << testing::PrintToString(pieces);
+  EXPECT_EQ(hang.diagnose_until(pieces), "") << "no " << ::testing::PrintToString(pieces);
   EXPECT_TRUE(hang.diagnose().starts_with(pieces.front()));
 }
 
@@ -227,3 +228,4 @@ TEST(Dumps, AFatalSignalWritesOneBeforeTheProcessDiesOfIt) {
 }
 
 }  // namespace
+}  // namespace hangs_test

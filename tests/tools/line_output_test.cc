@@ -6,6 +6,7 @@
 #include <array>
 #include <string>
 
+namespace line_output_test {
 namespace {
 
 // The output of a LineSplitter, read back from a pipe.
@@ -70,3 +71,4 @@ TEST_F(LineOutput, KeepsTheLastLines) {
 }
 
 }  // namespace
+}  // namespace line_output_test

@@ -15,6 +15,7 @@
 #include "tests/support/running_command.h"
 #include "tests/support/temporary_folder.h"
 
+namespace stitch_run_test {
 namespace {
 
 using std::chrono::steady_clock;
@@ -416,3 +417,4 @@ TEST_F(StitchRun, PrintsHelpAndVersion) {
 }
 
 }  // namespace
+}  // namespace stitch_run_test

@@ -22,7 +22,7 @@
 #include "tests/support/resident_memory.h"
 #include "tests/support/sanitizers.h"
 
-namespace stitch::transport {
+namespace stitch::transport::block_pool_test {
 namespace {
 
 using testing::resident_bytes;
@@ -413,4 +413,4 @@ TEST(BlockPool, SeveralThreadsAllocateAndFree) {
 }
 
 }  // namespace
-}  // namespace stitch::transport
+}  // namespace stitch::transport::block_pool_test

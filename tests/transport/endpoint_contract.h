@@ -25,7 +25,7 @@ struct EndpointKind {
 
 inline void PrintTo(const EndpointKind& kind, std::ostream* out) { *out << kind.name; }
 
-class EndpointContract : public testing::TestWithParam<EndpointKind> {
+class EndpointContract : public ::testing::TestWithParam<EndpointKind> {
  protected:
   static EndpointOptions options(std::uint32_t id, const std::string& name) {
     EndpointOptions options;
@@ -34,9 +34,9 @@ class EndpointContract : public testing::TestWithParam<EndpointKind> {
     options.self.world = 1;
     options.self.epoch = 100 + id;
     const std::string kind = GetParam().name;
-    if (kind.ends_with("_sealed") || kind.ends_with("_integrity")) {
+    if (kind.ends_with("_sealed")) {
       options.secret = SecretKey::from_random("of the contract");
-      options.encryption = kind.ends_with("_sealed") ? Encryption::on : Encryption::integrity;
+      options.encryption = Encryption::on;
     }
     return options;
   }

@@ -11,7 +11,7 @@
 
 #include "tests/transport/endpoint_contract.h"
 
-namespace stitch::transport {
+namespace stitch::transport::endpoint_contract_ends_test {
 namespace {
 
 constexpr std::size_t kMiB = std::size_t{1} << 20;
@@ -309,4 +309,4 @@ TEST_P(EndpointContract, CallbacksAreReleasedWhenTheConnectionEnds) {
 }
 
 }  // namespace
-}  // namespace stitch::transport
+}  // namespace stitch::transport::endpoint_contract_ends_test

@@ -14,7 +14,7 @@
 #include "stitch/transport/stream/stream_endpoint.h"
 #include "tests/transport/line.h"
 
-namespace stitch::transport {
+namespace stitch::transport::fault_injection_test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -277,4 +277,4 @@ TEST(FaultInjectionPlan, WithoutFaultsOfConnectionsTheEndpointIsLeftAsItIs) {
 }
 
 }  // namespace
-}  // namespace stitch::transport
+}  // namespace stitch::transport::fault_injection_test

@@ -19,7 +19,7 @@
 #include "tests/support/forked_child.h"
 #include "tests/support/temporary_folder.h"
 
-namespace stitch::transport {
+namespace stitch::transport::file_store_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -403,4 +403,4 @@ TEST_F(FileStoreTest, ARelativePathSurvivesAChangeOfFolder) {
 }
 
 }  // namespace
-}  // namespace stitch::transport
+}  // namespace stitch::transport::file_store_test

@@ -10,7 +10,7 @@
 
 #include "stitch/base/error.h"
 
-namespace stitch::transport {
+namespace stitch::transport::frame_test {
 namespace {
 
 std::span<const std::byte> bytes_of(const std::string& text) {
@@ -351,4 +351,4 @@ TEST(FrameChecks, SurviveRandomMutations) {
 }
 
 }  // namespace
-}  // namespace stitch::transport
+}  // namespace stitch::transport::frame_test

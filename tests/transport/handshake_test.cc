@@ -15,7 +15,7 @@
 #include "stitch/transport/wire/handshake_messages.h"
 #include "tests/support/error_of.h"
 
-namespace stitch::transport {
+namespace stitch::transport::handshake_test {
 namespace {
 
 using stitch::testing::error_of;
@@ -453,4 +453,4 @@ TEST(Introduction, RefusesNamesThatAreTooLongOrCannotBePrinted) {
 }
 
 }  // namespace
-}  // namespace stitch::transport
+}  // namespace stitch::transport::handshake_test

@@ -7,7 +7,7 @@
 
 #include "stitch/base/error.h"
 
-namespace stitch::transport {
+namespace stitch::transport::interfaces_test {
 namespace {
 
 const std::vector<Interface> kHost{
@@ -30,7 +30,7 @@ struct Row {
   const char* chosen;
 };
 
-class ChooseAddress : public testing::TestWithParam<Row> {};
+class ChooseAddress : public ::testing::TestWithParam<Row> {};
 
 TEST_P(ChooseAddress, PicksTheInterfaceThatPeersReach) {
   EXPECT_EQ(choose_address(kHost, GetParam().wanted, GetParam().loopback_world), GetParam().chosen);
@@ -38,24 +38,25 @@ TEST_P(ChooseAddress, PicksTheInterfaceThatPeersReach) {
 
 INSTANTIATE_TEST_SUITE_P(
     Table, ChooseAddress,
-    testing::Values(Row{"", true, "127.0.0.1"},  // one host: loopback
-                    Row{"", false, "10.0.0.7"},  // several: neither loopback nor docker, IPv4 first
-                    Row{"eth", false, "10.0.0.7"},          // a prefix
-                    Row{"eth01", false, "10.1.0.7"},        //
-                    Row{"=eth0", false, "10.0.0.7"},        // exact
-                    Row{"=eth01", false, "10.1.0.7"},       //
-                    Row{"ib,eth", false, "10.9.1.7"},       // in the order of the list; ib0 is down
-                    Row{" eth01 , ib", false, "10.1.0.7"},  // blanks
-                    Row{"ib0,eth", false, "10.0.0.7"},      // down: the next wanted one
-                    Row{"docker", false, "172.17.0.1"},     // wanted by name
-                    Row{"^eth", false, "10.9.1.7"},         // all but
-                    Row{"^eth,ib", false, "172.17.0.1"},    // the ^ holds for the list
-                    Row{"^=eth0", false, "10.1.0.7"},       //
-                    Row{"eth,^=eth0", false, "10.1.0.7"},   // both
-                    Row{"eth", true, "10.0.0.7"},           // one host, but another one is wanted
-                    Row{"lo", true, "127.0.0.1"},           //
-                    Row{"^docker", true, "127.0.0.1"},      // allows loopback
-                    Row{"^lo,docker", true, "10.0.0.7"}));  // excludes it
+    ::testing::Values(Row{"", true, "127.0.0.1"},  // one host: loopback
+                      Row{"", false,
+                          "10.0.0.7"},  // several: neither loopback nor docker, IPv4 first
+                      Row{"eth", false, "10.0.0.7"},     // a prefix
+                      Row{"eth01", false, "10.1.0.7"},   //
+                      Row{"=eth0", false, "10.0.0.7"},   // exact
+                      Row{"=eth01", false, "10.1.0.7"},  //
+                      Row{"ib,eth", false, "10.9.1.7"},  // in the order of the list; ib0 is down
+                      Row{" eth01 , ib", false, "10.1.0.7"},  // blanks
+                      Row{"ib0,eth", false, "10.0.0.7"},      // down: the next wanted one
+                      Row{"docker", false, "172.17.0.1"},     // wanted by name
+                      Row{"^eth", false, "10.9.1.7"},         // all but
+                      Row{"^eth,ib", false, "172.17.0.1"},    // the ^ holds for the list
+                      Row{"^=eth0", false, "10.1.0.7"},       //
+                      Row{"eth,^=eth0", false, "10.1.0.7"},   // both
+                      Row{"eth", true, "10.0.0.7"},           // one host, but another one is wanted
+                      Row{"lo", true, "127.0.0.1"},           //
+                      Row{"^docker", true, "127.0.0.1"},      // allows loopback
+                      Row{"^lo,docker", true, "10.0.0.7"}));  // excludes it
 
 TEST(ChooseAddressErrors, NameTheReasonForEachInterface) {
   try {
@@ -113,4 +114,4 @@ TEST(WantedInterfaces, OursComesBeforeTheOthers) {
 }
 
 }  // namespace
-}  // namespace stitch::transport
+}  // namespace stitch::transport::interfaces_test

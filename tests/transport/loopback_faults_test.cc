@@ -14,7 +14,7 @@
 #include "stitch/transport/loopback/loopback_endpoint.h"
 #include "tests/transport/line.h"
 
-namespace stitch::transport {
+namespace stitch::transport::loopback_faults_test {
 namespace {
 
 using std::chrono::microseconds;
@@ -188,4 +188,4 @@ TEST(Loopback, AnIdleNetworkUsesNoCpu) {
 }
 
 }  // namespace
-}  // namespace stitch::transport
+}  // namespace stitch::transport::loopback_faults_test

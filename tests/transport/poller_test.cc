@@ -17,7 +17,7 @@
 #include "stitch/transport/stream/stream_endpoint.h"
 #include "tests/transport/raw_peer.h"
 
-namespace stitch::transport {
+namespace stitch::transport::poller_test {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -499,7 +499,7 @@ double idle_share() {
 }
 constexpr double kIdle = 0.05;
 
-class StreamIdle : public testing::TestWithParam<const char*> {
+class StreamIdle : public ::testing::TestWithParam<const char*> {
  protected:
   static std::unique_ptr<Endpoint> make(std::uint32_t id) {
     EndpointOptions options;
@@ -508,7 +508,7 @@ class StreamIdle : public testing::TestWithParam<const char*> {
     return make_stream_endpoint(std::move(options), {{GetParam()}, "127.0.0.1"});
   }
 };
-INSTANTIATE_TEST_SUITE_P(Stream, StreamIdle, testing::Values("shm", "tcp"),
+INSTANTIATE_TEST_SUITE_P(Stream, StreamIdle, ::testing::Values("shm", "tcp"),
                          [](const auto& info) { return std::string(info.param); });
 
 TEST_P(StreamIdle, AnIdleConnectionCostsNothing) {
@@ -559,4 +559,4 @@ TEST_P(StreamIdle, APeerThatDoesNotReadCostsNothing) {
 }
 
 }  // namespace
-}  // namespace stitch::transport
+}  // namespace stitch::transport::poller_test

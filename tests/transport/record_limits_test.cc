@@ -14,7 +14,7 @@
 #include "tests/transport/memory_pipe.h"
 #include "tests/transport/recorder.h"
 
-namespace stitch::transport {
+namespace stitch::transport::record_limits_test {
 namespace {
 
 std::vector<std::byte> head_of(RecordKind kind, std::uint64_t bytes,
@@ -283,4 +283,4 @@ TEST(ReceiveBudget, InsistingOnAnEarlierWaitDoesNotHelpALaterOne) {
 }
 
 }  // namespace
-}  // namespace stitch::transport
+}  // namespace stitch::transport::record_limits_test

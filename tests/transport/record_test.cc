@@ -19,7 +19,7 @@
 #include "tests/transport/memory_pipe.h"
 #include "tests/transport/recorder.h"
 
-namespace stitch::transport {
+namespace stitch::transport::record_test {
 namespace {
 
 std::size_t size_of(const Message& message) {
@@ -520,7 +520,7 @@ void expect_harmless(const std::vector<std::byte>& bytes, Random& random) {
 
 TEST(Record, RandomBytesDoNoHarm) {
   Random random(7);
-  for (int i = 0; i < 20'000 && !testing::Test::HasFailure(); ++i) {
+  for (int i = 0; i < 20'000 && !::testing::Test::HasFailure(); ++i) {
     std::vector<std::byte> bytes(below(random, 400));
     for (std::byte& each : bytes) each = static_cast<std::byte>(random());
     // Half of them get past the first checks.
@@ -555,7 +555,7 @@ TEST(Record, DamagedStreamsDoNoHarm) {
     while (!writer.empty()) writer.flush(pipe, finished);
     streams.push_back(pipe.take());
   }
-  for (int i = 0; i < 20'000 && !testing::Test::HasFailure(); ++i) {
+  for (int i = 0; i < 20'000 && !::testing::Test::HasFailure(); ++i) {
     auto bytes = streams[below(random, streams.size())];
     for (std::size_t times = 1 + below(random, 4); times > 0; --times) {
       const std::size_t at = below(
@@ -584,4 +584,4 @@ TEST(Record, DamagedStreamsDoNoHarm) {
 }
 
 }  // namespace
-}  // namespace stitch::transport
+}  // namespace stitch::transport::record_test

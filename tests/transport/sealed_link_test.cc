@@ -16,7 +16,7 @@
 #include "tests/transport/memory_pipe.h"
 #include "tests/transport/recorder.h"
 
-namespace stitch::transport {
+namespace stitch::transport::sealed_link_test {
 namespace {
 
 using stitch::testing::error_of;
@@ -188,4 +188,4 @@ TEST(SealedLink, RefusesRecordsOfImpossibleSizes) {
 }
 
 }  // namespace
-}  // namespace stitch::transport
+}  // namespace stitch::transport::sealed_link_test

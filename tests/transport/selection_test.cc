@@ -12,7 +12,7 @@
 #include "tests/support/eventually.h"
 #include "tests/transport/raw_peer.h"
 
-namespace stitch::transport {
+namespace stitch::transport::selection_test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -193,4 +193,4 @@ TEST(Selection, FailedTransportsAreLeftOutWithTheirReason) {
 }
 
 }  // namespace
-}  // namespace stitch::transport
+}  // namespace stitch::transport::selection_test

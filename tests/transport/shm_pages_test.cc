@@ -10,7 +10,7 @@
 #include "stitch/transport/stream/stream_endpoint.h"
 #include "tests/transport/raw_peer.h"
 
-namespace stitch::transport {
+namespace stitch::transport::shm_pages_test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -78,4 +78,4 @@ TEST(StreamEndpoint, GivesBackThePagesOfARingThatIsNotUsedAnyMore) {
 }
 
 }  // namespace
-}  // namespace stitch::transport
+}  // namespace stitch::transport::shm_pages_test

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-namespace stitch::transport {
+namespace stitch::transport::spin_policy_test {
 namespace {
 
 using std::chrono::microseconds;
@@ -15,7 +15,7 @@ using std::chrono::seconds;
 using TimePoint = SpinPolicy::TimePoint;
 using Duration = SpinPolicy::Duration;
 
-class SpinPolicyTest : public testing::Test {
+class SpinPolicyTest : public ::testing::Test {
  protected:
   // A sleep of `length` that traffic ends.
   void sleep_for(Duration length) {
@@ -226,4 +226,4 @@ TEST_F(SpinPolicyTest, YieldsRarelyWhileBusyOnceThatHasCostMuch) {
 }
 
 }  // namespace
-}  // namespace stitch::transport
+}  // namespace stitch::transport::spin_policy_test

@@ -13,7 +13,7 @@
 #include "stitch/transport/stream/poller.h"
 #include "tests/transport/raw_peer.h"
 
-namespace stitch::transport {
+namespace stitch::transport::stand_by_test {
 namespace {
 
 using std::chrono::microseconds;
@@ -22,7 +22,7 @@ using std::chrono::seconds;
 using TimePoint = StandBy::TimePoint;
 using Duration = StandBy::Duration;
 
-class StandByTest : public testing::Test {
+class StandByTest : public ::testing::Test {
  protected:
   // The role is released, and traffic wakes a thread `after` that.
   void wake(Duration after) {
@@ -247,7 +247,7 @@ class Bursts final : public PollSource {
   Poller& poller_;
 };
 
-class PollerStandsBy : public testing::Test {
+class PollerStandsBy : public ::testing::Test {
  protected:
   ~PollerStandsBy() override { poller->join(); }
   // Signals until a thread stands by.
@@ -299,4 +299,4 @@ TEST_F(PollerStandsBy, JoinsAtOnce) {
 }
 
 }  // namespace
-}  // namespace stitch::transport
+}  // namespace stitch::transport::stand_by_test

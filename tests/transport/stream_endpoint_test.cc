@@ -20,7 +20,7 @@
 #include "stitch/transport/stream/tcp_link.h"
 #include "tests/transport/raw_peer.h"
 
-namespace stitch::transport {
+namespace stitch::transport::stream_endpoint_test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -379,4 +379,4 @@ TEST_P(StreamEndpointOver, SmallMessagesPassALargeOneAndTheirSendersDoNotWaitFor
 }
 
 }  // namespace
-}  // namespace stitch::transport
+}  // namespace stitch::transport::stream_endpoint_test

@@ -15,7 +15,7 @@
 #include "stitch/transport/stream/stream_endpoint.h"
 #include "tests/transport/raw_peer.h"
 
-namespace stitch::transport {
+namespace stitch::transport::stream_flood_test {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -73,8 +73,8 @@ std::size_t strangers_that_fit() {
   return std::min<std::size_t>(kMany, limit.rlim_cur - std::min<rlim_t>(limit.rlim_cur, kOthers));
 }
 
-class StreamFlood : public testing::TestWithParam<const char*> {};
-INSTANTIATE_TEST_SUITE_P(Stream, StreamFlood, testing::Values("shm", "tcp"),
+class StreamFlood : public ::testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(Stream, StreamFlood, ::testing::Values("shm", "tcp"),
                          [](const auto& info) { return std::string(info.param); });
 
 TEST_P(StreamFlood, ThousandsOfHalfOpenConnectionsHaveAFewPlaces) {
@@ -271,4 +271,4 @@ TEST_P(StreamFlood, APausedConnectionIsNotReadAndGoesOn) {
 }
 
 }  // namespace
-}  // namespace stitch::transport
+}  // namespace stitch::transport::stream_flood_test

@@ -12,7 +12,7 @@
 #include "stitch/transport/stream/stream_endpoint.h"
 #include "tests/transport/raw_peer.h"
 
-namespace stitch::transport {
+namespace stitch::transport::stream_help_test {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -64,8 +64,8 @@ bool await(Endpoint& endpoint, std::atomic<bool>& done, bool& helped) {
   });
 }
 
-class StreamHelp : public testing::TestWithParam<const char*> {};
-INSTANTIATE_TEST_SUITE_P(Stream, StreamHelp, testing::Values("shm", "tcp"),
+class StreamHelp : public ::testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(Stream, StreamHelp, ::testing::Values("shm", "tcp"),
                          [](const auto& info) { return std::string(info.param); });
 
 TEST_P(StreamHelp, AWaitingThreadGetsItsMessageItself) {
@@ -254,4 +254,4 @@ TEST_P(StreamHelp, ConnectionsMayComeAndGoMeanwhile) {
 }
 
 }  // namespace
-}  // namespace stitch::transport
+}  // namespace stitch::transport::stream_help_test

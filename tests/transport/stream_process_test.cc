@@ -15,7 +15,7 @@
 #include "tests/support/disabled_test_process.h"
 #include "tests/transport/raw_peer.h"
 
-namespace stitch::transport {
+namespace stitch::transport::stream_process_test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -285,4 +285,4 @@ TEST(StreamProcess, StrangersDoNotKeepItFromConnecting) {
 }
 
 }  // namespace
-}  // namespace stitch::transport
+}  // namespace stitch::transport::stream_process_test

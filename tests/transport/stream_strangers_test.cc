@@ -18,7 +18,7 @@
 #include "stitch/transport/stream/stream_endpoint.h"
 #include "tests/transport/raw_peer.h"
 
-namespace stitch::transport {
+namespace stitch::transport::stream_strangers_test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -87,8 +87,8 @@ class Server {
   std::shared_ptr<Connection> good_;
 };
 
-class Strangers : public testing::TestWithParam<const char*> {};
-INSTANTIATE_TEST_SUITE_P(Stream, Strangers, testing::Values("shm", "tcp"),
+class Strangers : public ::testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(Stream, Strangers, ::testing::Values("shm", "tcp"),
                          [](const auto& info) { return std::string(info.param); });
 
 TEST_P(Strangers, GarbageEndsOnlyItsConnection) {
@@ -520,4 +520,4 @@ TEST(StrangersShm, EndlessWakeUpsDoNotStopOthers) {
 }
 
 }  // namespace
-}  // namespace stitch::transport
+}  // namespace stitch::transport::stream_strangers_test

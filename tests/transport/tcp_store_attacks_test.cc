@@ -16,7 +16,7 @@
 #include "tests/support/error_of.h"
 #include "tests/transport/plain_socket.h"
 
-namespace stitch::transport {
+namespace stitch::transport::tcp_store_attacks_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -369,4 +369,4 @@ TEST_F(TcpStoreAttacks, NoFlagCanBeClearedOrSet) {
 }
 
 }  // namespace
-}  // namespace stitch::transport
+}  // namespace stitch::transport::tcp_store_attacks_test

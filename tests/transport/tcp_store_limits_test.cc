@@ -12,7 +12,7 @@
 #include "tests/support/error_of.h"
 #include "tests/transport/plain_socket.h"
 
-namespace stitch::transport {
+namespace stitch::transport::tcp_store_limits_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -218,4 +218,4 @@ TEST_F(TcpStoreLimits, AnExceptionEndsOneStreamOnly) {
 }
 
 }  // namespace
-}  // namespace stitch::transport
+}  // namespace stitch::transport::tcp_store_limits_test

@@ -17,7 +17,7 @@
 #include "tests/support/error_of.h"
 #include "tests/transport/plain_socket.h"
 
-namespace stitch::transport {
+namespace stitch::transport::tcp_store_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -408,4 +408,4 @@ TEST_F(TcpStoreTest, AClosedLoopIsReported) {
 }
 
 }  // namespace
-}  // namespace stitch::transport
+}  // namespace stitch::transport::tcp_store_test

@@ -19,7 +19,7 @@
 #include "tests/transport/plain_socket.h"
 #include "tests/transport/recorder.h"
 
-namespace stitch::transport {
+namespace stitch::transport::tensorpipe_endpoint_test {
 namespace {
 
 using stitch::testing::error_of;
@@ -235,4 +235,4 @@ TEST(TensorPipeProcess, AKilledPeerIsNoticed) {
 }
 
 }  // namespace
-}  // namespace stitch::transport
+}  // namespace stitch::transport::tensorpipe_endpoint_test

@@ -13,7 +13,7 @@
 #include "stitch/transport/stream/stream_endpoint.h"
 #include "tests/transport/relay.h"
 
-namespace stitch::transport {
+namespace stitch::transport::transcript_attack_test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -110,7 +110,7 @@ void expect_unharmed(const Session& session, bool to_server) {
   EXPECT_TRUE(is_refusal_of_strangers(victim->closed_code())) << victim->closed_text();
 }
 
-class TranscriptAttacks : public testing::TestWithParam<Encryption> {
+class TranscriptAttacks : public ::testing::TestWithParam<Encryption> {
  protected:
   // The handshake is the same for each encryption: once is enough.
   static std::size_t first_position(std::size_t length) {
@@ -119,7 +119,7 @@ class TranscriptAttacks : public testing::TestWithParam<Encryption> {
   }
 };
 INSTANTIATE_TEST_SUITE_P(Encryptions, TranscriptAttacks,
-                         testing::Values(Encryption::on, Encryption::integrity),
+                         ::testing::Values(Encryption::on, Encryption::integrity),
                          [](const auto& info) { return std::string(name_of(info.param)); });
 
 TEST_P(TranscriptAttacks, AByteChangedAtAnyPositionOfASessionEndsIt) {
@@ -146,7 +146,7 @@ TEST_P(TranscriptAttacks, AByteChangedAtAnyPositionOfASessionEndsIt) {
       const Session session = hold_session(server, number++, *client, relay.address());
       EXPECT_TRUE(session.over);
       expect_unharmed(session, from_connecting);
-      if (testing::Test::HasFailure()) return;
+      if (::testing::Test::HasFailure()) return;
     }
   }
 }
@@ -175,7 +175,7 @@ TEST_P(TranscriptAttacks, ASessionCutAtAnyPositionDeliversNothingElse) {
       const ErrorCode code = victim->closed_code();
       EXPECT_TRUE(is_refusal_of_strangers(code) || code == ErrorCode::disconnected)
           << victim->closed_text();
-      if (testing::Test::HasFailure()) return;
+      if (::testing::Test::HasFailure()) return;
     }
   }
 }
@@ -404,4 +404,4 @@ TEST(RefusedStrangers, AreNotReadFromForLong) {
 }
 
 }  // namespace
-}  // namespace stitch::transport
+}  // namespace stitch::transport::transcript_attack_test

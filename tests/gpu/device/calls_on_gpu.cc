@@ -57,7 +57,7 @@ std::string take_violations() { return {}; }
 }  // namespace stitch::gpu_check
 
 int main(int argc, char** argv) {
-  testing::InitGoogleTest(&argc, argv);
+  ::testing::InitGoogleTest(&argc, argv);
   const std::string why_not = stitch::gpu_check::set_up_devices();
   if (!why_not.empty()) {
     std::printf("%s\n", why_not.c_str());
