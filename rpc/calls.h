@@ -2,7 +2,6 @@
 
 #include <exception>
 #include <memory>
-#include <new>
 #include <string_view>
 #include <utility>
 
@@ -68,29 +67,9 @@ void encode_arguments(rpc::OutMessage& message, Args&&... args) {
   (std::make_index_sequence<Traits::kArity>{});
 }
 
-// What an argument that cannot be written is: what its own serialize function throws is a mistake
-// of the program, missing memory is not.
-[[nodiscard]] inline ErrorCode code_of_writing(const std::exception_ptr& exception) noexcept {
-  try {
-    std::rethrow_exception(exception);
-  } catch (const Error& error) {
-    return error.code();
-  } catch (const std::bad_alloc&) {
-    return ErrorCode::internal;
-  } catch (...) {
-    return ErrorCode::invalid_argument;
-  }
-}
-
 // The error of a call whose arguments could not be written.
-[[nodiscard]] inline Error was_not_made(std::string_view function, const WorkerInfo& to,
-                                        const std::exception_ptr& exception) {
-  const Error error = to_error(exception);
-  return Error(code_of_writing(exception), "call " + std::string(function) + "() to " +
-                                               to_string(to) + " was not made: " + error.what())
-      .with_worker(to.name)
-      .with_function(std::string(function));
-}
+[[nodiscard]] Error was_not_made(std::string_view function, const WorkerInfo& to,
+                                 const std::exception_ptr& exception);
 
 // The outcome of a call: what its future shares and what the call table completes, in one.
 // Thread contract: as FutureStateBase and PendingCall.
@@ -159,6 +138,15 @@ class CallState final : public FutureState<R>, public rpc::PendingCall {
   std::atomic<std::uint64_t> call_id_{0};
   [[no_unique_address]] std::conditional_t<kIntoTensor, rpc::IntoTensor, Nothing> into_;
 };
+
+// Compiled once, in calls.cc: the outcomes that most programs have.
+extern template class CallState<void>;
+extern template class CallState<at::Tensor>;
+extern template class CallState<bool>;
+extern template class CallState<int>;
+extern template class CallState<std::int64_t>;
+extern template class CallState<double>;
+extern template class CallState<std::string>;
 
 // Starts a call whose arguments are in `message`; cancelling the future abandons the call. `name`
 // is a registered function's.

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <tuple>
+#include <typeinfo>
 #include <utility>
 
 #include "stitch/base/demangle.h"
@@ -69,6 +70,12 @@ template <class T>
   return id;
 }
 
+// Throws the error of an argument, counted from 1, that the exception being handled keeps from
+// being read.
+[[noreturn]] void throw_mismatch(std::size_t position, const std::type_info& type);
+// Throws the error of a referenced object whose type cannot be the argument's.
+[[noreturn]] void throw_other_type(const std::type_info& type);
+
 // Moves or copies an argument that is not in the body to its place.
 template <class P>
 void take_given(rpc::GivenArgument& given, P& argument) {
@@ -83,10 +90,7 @@ void take_given(rpc::GivenArgument& given, P& argument) {
     archive.expect_end();
     given.reply.reset();
   } else if constexpr (kCopyable<P> && std::is_move_assignable_v<P>) {
-    if (*given.object.type != typeid(P)) {
-      throw Error(ErrorCode::invalid_argument,
-                  "the object is of type " + base::demangle(given.object.type->name()));
-    }
+    if (*given.object.type != typeid(P)) throw_other_type(*given.object.type);
     argument = P(*static_cast<const P*>(given.object.object.get()));
   } else {
     throw Error(ErrorCode::invalid_argument, "objects of this type cannot be copied");
@@ -117,10 +121,7 @@ void decode_arguments(rpc::IncomingCall& call, std::tuple<Params...>& arguments)
         }
         archive.check_seal();
       } catch (...) {
-        throw Error(ErrorCode::invalid_argument, "argument " + std::to_string(position) +
-                                                     " does not match its type on the callee, " +
-                                                     base::demangle(typeid(P).name()) + ": " +
-                                                     to_error(std::current_exception()).what());
+        throw_mismatch(position, typeid(P));
       }
     }
   };
