@@ -1,0 +1,33 @@
+# stitch_mutated_copy(protocol file pairs...): copies a source file of a protocol with deliberate mistakes built in, which
+# mutation_test turns on one at a time. Each pair is a text of the file and its replacement, usually the same behind a
+# condition mistake("name"); @ stands for the text there. A text that does not occur exactly once stops the configuration:
+# the mutation has to follow the code that it breaks. The copy joins `mutated_sources`, and {protocol, name} of each mistake
+# `mutated_names`.
+function(stitch_mutated_copy protocol file)
+  set(source "${PROJECT_SOURCE_DIR}/${file}")
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${source}")
+  file(READ "${source}" text)
+  math(EXPR last "${ARGC} - 1")
+  foreach(at RANGE 2 ${last} 2)
+    math(EXPR next "${at} + 1")
+    set(right "${ARGV${at}}")
+    string(FIND "${text}" "${right}" first)
+    string(FIND "${text}" "${right}" only REVERSE)
+    if(first EQUAL -1 OR NOT first EQUAL only)
+      message(FATAL_ERROR "mutation of ${file}: this text does not occur exactly once: ${right}")
+    endif()
+    string(REPLACE "@" "${right}" wrong "${ARGV${next}}")
+    string(REPLACE "${right}" "${wrong}" text "${text}")
+    string(REGEX MATCHALL "mistake\\(\"[a-z_]+\"\\)" found "${ARGV${next}}")
+    foreach(call IN LISTS found)
+      string(REGEX REPLACE "mistake\\((.*)\\)" "{\"${protocol}\", \\1}," name "${call}")
+      list(APPEND mutated_names "${name}")
+    endforeach()
+  endforeach()
+  get_filename_component(name "${file}" NAME)
+  set(copy "${CMAKE_CURRENT_BINARY_DIR}/mutated/${name}")
+  file(CONFIGURE OUTPUT "${copy}" CONTENT "#include \"tests/simulation/mistake.h\"\n${text}" @ONLY)
+  list(REMOVE_DUPLICATES mutated_names)
+  set(mutated_sources ${mutated_sources} "${copy}" PARENT_SCOPE)
+  set(mutated_names "${mutated_names}" PARENT_SCOPE)
+endfunction()
