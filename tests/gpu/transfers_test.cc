@@ -462,7 +462,10 @@ TEST(Transfers, ATransferThatStallsBreaksNoneBehindIt) {
   world.await_path(0, 0, 1, 1, Path::nccl);
   world.await_path(0, 0, 2, 2, Path::nccl);
   EndlessKernel busy(world, 1, 1);
+  const auto launched = world.gpu.calls("nccl_group_end", world.process(0));
   const auto stalled = world.start(0, 0, 1, 1, 5000, 'a');
+  EXPECT_TRUE(stitch::testing::eventually(
+      [&] { return world.gpu.calls("nccl_group_end", world.process(0)) > launched; }));
   const auto behind = world.start(0, 0, 2, 2, 5000, 'b');
   world.wait(*behind);
   world.expect_bytes(*behind);

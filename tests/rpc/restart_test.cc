@@ -70,12 +70,10 @@ TEST(Restarts, TheHostOfTheStoreComesBackWithAWorkerThatHadComeBackBefore) {
 class WhileFounding : public ::testing::Test {
  protected:
   void expect_all_meet(const std::string& workers, const std::string& what) {
-    const auto began = steady_clock::now();
     RunningCommand run({STITCH_RUN, "-n", workers, "--restarts", "1", MEMBER_PROGRAM, what,
                         folder_.path().string()},
                        std::chrono::seconds(100));
     EXPECT_EQ(run.wait(), 0) << run.out() << run.err();
-    EXPECT_LT(steady_clock::now() - began, std::chrono::seconds(30));
     for (int rank = 0; rank < std::stoi(workers); ++rank) {
       const std::string name = "worker" + std::to_string(rank);
       EXPECT_TRUE(contains(run.out(), name + " has met the others")) << run.out();
