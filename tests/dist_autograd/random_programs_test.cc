@@ -6,6 +6,7 @@
 
 #include "stitch/dist_autograd/executor/delivery_check.h"
 #include "stitch/dist_autograd/messages.h"
+#include "tests/support/histories.h"
 #include "tests/support/oracle.h"
 #include "tests/support/random_program.h"
 #include "tests/support/tensor_hook.h"
@@ -207,8 +208,8 @@ void run_trial(Cluster& cluster, const Trial& trial) {
   }
 }
 
-// Of all tests together, unless RANDOM_PROGRAMS says otherwise.
-constexpr std::uint64_t kPrograms = kAddressSanitizer || kThreadSanitizer ? 200 : 2000;
+// Of all tests together with all histories, unless RANDOM_PROGRAMS says otherwise.
+constexpr std::uint64_t kPrograms = 2000;
 
 // Runs the programs of one test, several contexts at once. `vary` makes a trial of a random number.
 template <class Vary>
@@ -216,7 +217,9 @@ void run_trials(int workers, std::uint64_t first_seed, const Vary& vary) {
   constexpr int kTests = 6, kWorlds = 4, kThreads = 3;
   const char* const wanted = std::getenv("RANDOM_PROGRAMS");
   const std::uint64_t count =
-      (wanted != nullptr ? std::strtoull(wanted, nullptr, 10) : kPrograms) / (kTests * kWorlds) + 1;
+      (wanted != nullptr ? std::strtoull(wanted, nullptr, 10) : share_of(kPrograms)) /
+          (kTests * kWorlds) +
+      1;
   const char* const alone = std::getenv("RANDOM_PROGRAM_SEED");
   dist_autograd::DeliveryCheck::switch_on();
   Cluster cluster(workers, [](Options& options) { options.num_threads = 4; });

@@ -6,8 +6,6 @@
 #include <exception>
 #include <iostream>
 
-#include "tests/support/sanitizers.h"
-
 namespace stitch::simulation {
 
 bool History::traced_ = false;
@@ -68,16 +66,6 @@ void Totals::expect_over(const std::string& what, std::uint64_t least) const {
 void Totals::expect_under(const std::string& what, std::uint64_t most) const {
   if (histories <= 1) return;
   EXPECT_LT((*this)[what], most * histories / of) << what;
-}
-
-bool all_histories() {
-  const char* const all = std::getenv("STITCH_ALL_HISTORIES");
-  return all != nullptr && std::string(all) == "1";
-}
-
-std::uint64_t share_of(std::uint64_t count) {
-  constexpr bool kSlow = stitch::testing::kAddressSanitizer || stitch::testing::kThreadSanitizer;
-  return all_histories() && !kSlow ? count : (count + 9) / 10;
 }
 
 Totals run_histories(std::uint64_t first, std::uint64_t count, const Run& run) {

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "stitch/base/unique_function.h"
+#include "tests/support/histories.h"
 
 namespace stitch::simulation {
 
@@ -198,12 +199,8 @@ struct Totals {
   void expect_under(const std::string& what, std::uint64_t most) const;
 };
 
-// Whether all histories are to run, however long that takes: STITCH_ALL_HISTORIES=1.
-[[nodiscard]] bool all_histories();
-
-// How many of `count` histories a test runs: all with STITCH_ALL_HISTORIES=1, else a tenth, as
-// always in the sanitizers' builds, which are slow.
-[[nodiscard]] std::uint64_t share_of(std::uint64_t count);
+using testing::all_histories;
+using testing::share_of;
 
 // Runs histories from `first` on, share_of(count) of them, none of which may break a rule. The
 // first that does is run again, and the end of its trace is printed. STITCH_HISTORY=number replays
