@@ -77,7 +77,7 @@ class LocalOptimizer {
         ShadowParameter& shadow;
         ~End() { shadow.end_step(!bumps_version()); }
       } const end{entry->shadow};
-      if (!step_rows(*entry->optimizer)) entry->optimizer->step();
+      entry->optimizer->step();
     }
     return static_cast<std::int64_t>(due.size());
   }

@@ -128,19 +128,6 @@ struct OptimizerTraits<torch::optim::LBFGS> {
       "do";
 };
 
-// Steps the only parameter of `optimizer`, as its step() does to within rounding, by stitch's own
-// kernel for the rows that a sparse gradient names: one kernel and no copy of the gradient in place
-// of about ten. State is the optimizer's own, so either step can follow the other. False, with
-// nothing changed, where step() has to do it: docs/gpu.md says when. Optimizers but these two have
-// step() only (those of sparse_optimizers.h use the kernel in it). Thread contract: the
-// optimizer's.
-[[nodiscard]] bool step_rows(torch::optim::SGD& optimizer);
-[[nodiscard]] bool step_rows(torch::optim::Adagrad& optimizer);
-template <class Optimizer>
-[[nodiscard]] bool step_rows(Optimizer&) {
-  return false;
-}
-
 // OptionsOf<torch::optim::Adam> is torch::optim::AdamOptions.
 template <class Optimizer>
 using OptionsOf = typename OptimizerTraits<Optimizer>::Options;

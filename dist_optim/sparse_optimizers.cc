@@ -8,13 +8,10 @@
 #include <memory>
 #include <utility>
 
-#include "stitch/rpc/gpu/row_update.h"
-
 namespace stitch::optim {
 
 namespace {
 
-using rpc::RowUpdate;
 using torch::optim::OptimizerParamGroup;
 
 void check_positive(const char* what, double value) {
@@ -90,12 +87,7 @@ SparseSGD::SparseSGD(std::vector<at::Tensor> parameters, SparseSGDOptions option
 
 at::Tensor SparseSGD::step(LossClosure closure) {
   const auto step = [](const at::Tensor& parameter, const SparseSGDOptions& options) {
-    const at::Tensor& gradient = parameter.grad();
-    RowUpdate update;
-    update.rule = RowUpdate::Rule::sgd;
-    update.learning_rate = options.lr();
-    if (rpc::update_rows(parameter, gradient, update)) return;
-    const Rows rows = rows_of(gradient);
+    const Rows rows = rows_of(parameter.grad());
     parameter.index_add_(0, rows.indices, rows.values, -options.lr());
   };
   return step_each<SparseSGDOptions>(*this, closure, step);
@@ -112,29 +104,19 @@ SparseAdagrad::SparseAdagrad(std::vector<at::Tensor> parameters, SparseAdagradOp
 
 at::Tensor SparseAdagrad::step(LossClosure closure) {
   const auto step = [this](const at::Tensor& parameter, const SparseAdagradOptions& options) {
-    const at::Tensor& gradient = parameter.grad();
     auto& state = state_of<SparseAdagradParamState>(*this, parameter, [&] {
       return SparseAdagradParamState().sum(
           at::full({parameter.size(0)}, options.initial_accumulator_value(), parameter.options()));
     });
-    RowUpdate update;
-    update.rule = RowUpdate::Rule::rowwise_adagrad;
-    update.learning_rate = options.lr();
-    update.lr_decay = options.lr_decay();
-    update.eps = options.eps();
-    update.step = state.step() + 1;
-    update.first_state = state.sum();
-    if (!rpc::update_rows(parameter, gradient, update)) {
-      const Rows rows = rows_of(gradient);
-      const at::Tensor values = rows.values.reshape({rows.indices.numel(), columns_of(parameter)});
-      const at::Tensor sums = state.sum().index_select(0, rows.indices) + values.pow(2).mean(1);
-      state.sum().index_copy_(0, rows.indices, sums);
-      const double rate =
-          options.lr() / (1 + static_cast<double>(update.step - 1) * options.lr_decay());
-      const at::Tensor scaled = values / (sums.sqrt() + options.eps()).unsqueeze(1);
-      parameter.index_add_(0, rows.indices, scaled.view_as(rows.values), -rate);
-    }
-    state.step(update.step);
+    const std::int64_t count = state.step() + 1;
+    const Rows rows = rows_of(parameter.grad());
+    const at::Tensor values = rows.values.reshape({rows.indices.numel(), columns_of(parameter)});
+    const at::Tensor sums = state.sum().index_select(0, rows.indices) + values.pow(2).mean(1);
+    state.sum().index_copy_(0, rows.indices, sums);
+    const double rate = options.lr() / (1 + static_cast<double>(count - 1) * options.lr_decay());
+    const at::Tensor scaled = values / (sums.sqrt() + options.eps()).unsqueeze(1);
+    parameter.index_add_(0, rows.indices, scaled.view_as(rows.values), -rate);
+    state.step(count);
   };
   return step_each<SparseAdagradOptions>(*this, closure, step);
 }
@@ -151,37 +133,26 @@ SparseAdam::SparseAdam(std::vector<at::Tensor> parameters, SparseAdamOptions opt
 
 at::Tensor SparseAdam::step(LossClosure closure) {
   const auto step = [this](const at::Tensor& parameter, const SparseAdamOptions& options) {
-    const at::Tensor& gradient = parameter.grad();
     auto& state = state_of<SparseAdamParamState>(*this, parameter, [&] {
       const auto zeros = [&] { return at::zeros_like(parameter, at::MemoryFormat::Contiguous); };
       return SparseAdamParamState().exp_avg(zeros()).exp_avg_sq(zeros());
     });
     const auto [beta1, beta2] = options.betas();
-    RowUpdate update;
-    update.rule = RowUpdate::Rule::adam;
-    update.learning_rate = options.lr();
-    update.eps = options.eps();
-    update.beta1 = beta1;
-    update.beta2 = beta2;
-    update.step = state.step() + 1;
-    update.first_state = state.exp_avg();
-    update.second_state = state.exp_avg_sq();
-    if (!rpc::update_rows(parameter, gradient, update)) {
-      const Rows rows = rows_of(gradient);
-      const auto advance = [&](at::Tensor& average, const at::Tensor& values, double beta) {
-        at::Tensor kept = average.index_select(0, rows.indices);
-        kept.add_(values - kept, 1 - beta);
-        average.index_copy_(0, rows.indices, kept);
-        return kept;
-      };
-      const at::Tensor mean = advance(state.exp_avg(), rows.values, beta1);
-      const at::Tensor square = advance(state.exp_avg_sq(), rows.values.pow(2), beta2);
-      const auto count = static_cast<double>(update.step);
-      const double rate =
-          options.lr() * std::sqrt(1 - std::pow(beta2, count)) / (1 - std::pow(beta1, count));
-      parameter.index_add_(0, rows.indices, mean / square.sqrt().add_(options.eps()), -rate);
-    }
-    state.step(update.step);
+    const std::int64_t count = state.step() + 1;
+    const Rows rows = rows_of(parameter.grad());
+    const auto advance = [&](at::Tensor& average, const at::Tensor& values, double beta) {
+      at::Tensor kept = average.index_select(0, rows.indices);
+      kept.add_(values - kept, 1 - beta);
+      average.index_copy_(0, rows.indices, kept);
+      return kept;
+    };
+    const at::Tensor mean = advance(state.exp_avg(), rows.values, beta1);
+    const at::Tensor square = advance(state.exp_avg_sq(), rows.values.pow(2), beta2);
+    const auto power = static_cast<double>(count);
+    const double rate =
+        options.lr() * std::sqrt(1 - std::pow(beta2, power)) / (1 - std::pow(beta1, power));
+    parameter.index_add_(0, rows.indices, mean / square.sqrt().add_(options.eps()), -rate);
+    state.step(count);
   };
   return step_each<SparseAdamOptions>(*this, closure, step);
 }

@@ -13,9 +13,8 @@
 // sparse (one sparse dimension, dimension 0), and only the rows that it names change, they and
 // their state. A row that is named more than once is stepped once, by the sum. A dense gradient
 // names all rows. By themselves, or in a DistributedOptimizer; parameters of any floating-point
-// type on any device (fp16 with the usual `eps` may give NaN: that is 0 in fp16). On a CUDA device
-// a step is one call of a kernel of ours where that is possible (docs/gpu.md). Thread contract: as
-// torch::optim's.
+// type on any device (fp16 with the usual `eps` may give NaN: that is 0 in fp16). Thread contract:
+// as torch::optim's.
 namespace stitch::optim {
 
 namespace detail {

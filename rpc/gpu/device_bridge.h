@@ -4,7 +4,6 @@
 
 #include <cstdint>
 
-#include "stitch/transport/gpu/kernels/kernel_abi.h"
 #include "stitch/transport/gpu/path_choice.h"
 
 namespace stitch::rpc {
@@ -21,8 +20,6 @@ struct DeviceBridge {
   // What a worker of this process passes for, by its id; null: for this process. For tests of paths
   // between processes in one.
   transport::gpu::ProcessIdentity (*identity)(std::uint32_t worker) = nullptr;
-  // In place of those of libstitch_kernels.so, if not null. For tests.
-  const transport::gpu::KernelTable* kernels = nullptr;
 };
 
 // Null: there is none. Set by the initialisation of a namespace-scope variable, before any worker

@@ -6,11 +6,9 @@
 #include <utility>
 
 #include "stitch/rpc/gpu/device_gate.h"
-#include "stitch/rpc/gpu/device_kernels.h"
 #include "stitch/rpc/gpu/host_copy.h"
 #include "stitch/rpc/gpu/sent_memory.h"
 #include "stitch/rpc/gpu/tensor_transfers.h"
-#include "stitch/transport/gpu/kernel_table.h"
 
 namespace stitch::rpc {
 
@@ -19,7 +17,8 @@ namespace {
 namespace gpu_cuda = transport::gpu::cuda;
 using c10::impl::VirtualGuardImpl;
 
-constexpr std::uint64_t kPackedAlignment = transport::gpu::kPackedAlignment;
+// Tensors of a packed buffer begin at its multiples, which suit the elements of each type.
+constexpr std::uint64_t kPackedAlignment = 256;
 
 void check_status(const transport::gpu::CudaApi& api, gpu_cuda::Status status, c10::Device device,
                   const char* what) {
@@ -27,12 +26,6 @@ void check_status(const transport::gpu::CudaApi& api, gpu_cuda::Status status, c
   const std::string text = api.get_error_string(status);
   static_cast<void>(api.get_last_error());
   throw Error(ErrorCode::internal, "device " + device.str() + " has failed: " + what + ": " + text);
-}
-
-transport::gpu::PackCast cast_of(at::ScalarType source, at::ScalarType packed) {
-  if (source == packed) return transport::gpu::PackCast::none;
-  return packed == at::kBFloat16 ? transport::gpu::PackCast::float_to_bfloat16
-                                 : transport::gpu::PackCast::float_to_half;
 }
 
 std::vector<std::int64_t> dense_strides(at::IntArrayRef sizes) {
@@ -129,7 +122,7 @@ void OutgoingTransfers::add(std::uint32_t tensor, const at::Tensor& original, c1
   pieces_.push_back({source, source.device(), there});
 }
 
-void OutgoingTransfers::pack(c10::Device from, c10::Device to, std::vector<Small> tensors) {
+void OutgoingTransfers::pack(c10::Device from, c10::Device to, const std::vector<Small>& tensors) {
   std::uint64_t end = 0;
   for (const Small& each : tensors) {
     TransferSection::Tensor& described = section_.tensors[each.described];
@@ -141,51 +134,18 @@ void OutgoingTransfers::pack(c10::Device from, c10::Device to, std::vector<Small
   end = (end + kPackedAlignment - 1) / kPackedAlignment * kPackedAlignment;
   const at::Tensor buffer = at::empty({static_cast<std::int64_t>(end)},
                                       at::TensorOptions().dtype(at::kByte).device(from));
-  copy_into(buffer, tensors);
-  pieces_.push_back({buffer, from, to});
-}
-
-void OutgoingTransfers::copy_into(const at::Tensor& buffer, const std::vector<Small>& tensors) {
-  const c10::Stream stream = VirtualGuardImpl(c10::kCUDA).getStream(buffer.device());
-  const transport::gpu::KernelTable* const kernels = device_kernels(buffer.device());
-  const bool by_kernel =
-      kernels != nullptr && std::all_of(tensors.begin(), tensors.end(), [](const Small& each) {
-        return each.source.dim() <= static_cast<std::int64_t>(transport::gpu::kMaxPackedDimensions);
-      });
-  if (by_kernel) {
-    std::vector<transport::gpu::PackedTensor> packed;
-    for (const Small& each : tensors) {
-      transport::gpu::PackedTensor entry{};
-      entry.address = reinterpret_cast<std::uintptr_t>(each.source.data_ptr());
-      const TransferSection::Tensor& described = section_.tensors[each.described];
-      entry.packed_offset = described.offset;
-      entry.cast = cast_of(each.source.scalar_type(), described.dtype);
-      entry.dimensions = static_cast<std::int32_t>(each.source.dim());
-      std::copy(each.source.sizes().begin(), each.source.sizes().end(), entry.sizes);
-      std::copy(each.source.strides().begin(), each.source.strides().end(), entry.strides);
-      entry.element_bytes = static_cast<std::uint32_t>(each.source.element_size());
-      packed.push_back(entry);
-    }
-    const int status = kernels->pack(buffer.device().index(), packed.data(), packed.size(),
-                                     buffer.data_ptr(), static_cast<std::uint64_t>(buffer.numel()),
-                                     nullptr, transfers_.bridge_.raw(stream));
-    if (status == 0) return;
-    if (!kernels_cannot_run(buffer.device(), status))
-      throw transport::gpu::kernel_error(
-          *kernels, "pack " + std::to_string(packed.size()) + " tensors", status);
-  }
   for (const Small& each : tensors) {
     const TransferSection::Tensor& described = section_.tensors[each.described];
     over_storage(buffer.storage(), described.dtype, each.source.sizes(),
                  dense_strides(each.source.sizes()), described.offset)
         .copy_(each.source, true);
   }
+  pieces_.push_back({buffer, from, to});
 }
 
 base::Bytes OutgoingTransfers::seal() {
-  for (auto& [devices, tensors] : small_) {
-    pack(c10::Device(c10::kCUDA, devices.first), c10::Device(c10::kCUDA, devices.second),
-         std::move(tensors));
+  for (const auto& [devices, tensors] : small_) {
+    pack(c10::Device(c10::kCUDA, devices.first), c10::Device(c10::kCUDA, devices.second), tensors);
   }
   small_.clear();
   if (pieces_.size() > TransferSection::kMaxTransfers) {

@@ -11,7 +11,6 @@
 #include "stitch/base/printable.h"
 #include "stitch/rpc/future/current_streams.h"
 #include "stitch/rpc/gpu/device_gate.h"
-#include "stitch/rpc/gpu/device_kernels.h"
 #include "stitch/rpc/gpu/sent_memory.h"
 #include "stitch/transport/gpu/gpu_libraries.h"
 #include "stitch/transport/gpu/lanes.h"
@@ -265,8 +264,6 @@ void TensorTransfers::debug_info(std::map<std::string, std::int64_t>& numbers) c
     numbers.emplace("gpu.communicators.cuda:" + std::to_string(device),
                     static_cast<std::int64_t>(count));
   numbers.emplace("gpu.broken_communicators", static_cast<std::int64_t>(counters.breaks));
-  for (const auto& [device, status] : kernels_left_out())
-    numbers.emplace("gpu.kernels_left_out.cuda:" + std::to_string(device), status);
 }
 
 }  // namespace stitch::rpc

@@ -67,7 +67,7 @@ class TensorTransfers {
   // returned: 0 once nothing is on its way.
   [[nodiscard]] std::size_t under_way() const;
   // "gpu.sent_bytes.peer.worker1.cuda:0", "gpu.path_failures.ipc.worker1.cuda:0" and so on;
-  // "gpu.transfer_retries", "gpu.broken_communicators", "gpu.kernels_left_out.cuda:0", ...
+  // "gpu.transfer_retries", "gpu.broken_communicators", ...
   void debug_info(std::map<std::string, std::int64_t>& numbers) const;
 
  private:
@@ -143,8 +143,7 @@ class OutgoingTransfers {
   };
   void describe(std::uint32_t tensor, const at::Tensor& original, const at::Tensor& sent,
                 at::ScalarType type, at::IntArrayRef strides);
-  void pack(c10::Device from, c10::Device to, std::vector<Small> tensors);
-  void copy_into(const at::Tensor& buffer, const std::vector<Small>& tensors);
+  void pack(c10::Device from, c10::Device to, const std::vector<Small>& tensors);
 
   TensorTransfers& transfers_;  // not used by the destructor
   const TensorTransfers::OnItsWay on_its_way_;

@@ -1,4 +1,4 @@
-#include "tests/gpu/sparse_reference.h"
+#include "tests/dist_optim/sparse_reference.h"
 #include "tests/support/world_test.h"
 
 namespace sparse_optimizers_test {
@@ -11,8 +11,8 @@ using optim::SparseAdam;
 using optim::SparseAdamOptions;
 using optim::SparseSGD;
 using optim::SparseSGDOptions;
-using stitch::transport::gpu::SparseCase;
-using stitch::transport::gpu::SparseRule;
+using stitch::testing::SparseCase;
+using stitch::testing::SparseRule;
 
 at::Tensor coo(const std::vector<std::int64_t>& rows, const at::Tensor& values,
                at::IntArrayRef sizes) {
@@ -36,20 +36,20 @@ void expect_steps_as_reference(SparseCase c, const optim::OptionsOf<Optimizer>& 
         at::from_blob(c.gradients.data(), {static_cast<std::int64_t>(c.indices.size()), c.columns});
     weights.mutable_grad() = coo(c.indices, values.clone(), sizes);
     optimizer.step();
-    const auto expected = stitch::transport::gpu::sparse_reference(c);
+    const auto expected = stitch::testing::sparse_reference(c);
     c.weights.assign(expected.weights.begin(), expected.weights.end());
     c.first.assign(expected.first.begin(), expected.first.end());
     c.second.assign(expected.second.begin(), expected.second.end());
     const std::vector<float> stepped(weights.data_ptr<float>(),
                                      weights.data_ptr<float>() + weights.numel());
-    EXPECT_LE(stitch::transport::gpu::largest_difference(stepped, expected.weights), 1e-5)
+    EXPECT_LE(stitch::testing::largest_difference(stepped, expected.weights), 1e-5)
         << "step " << c.step;
   }
 }
 
 SparseCase some_case(SparseRule rule) {
   std::mt19937_64 random(1);
-  return stitch::transport::gpu::random_sparse_case(rule, 30, 7, 7, 60, 0.2, random);
+  return stitch::testing::random_sparse_case(rule, 30, 7, 7, 60, 0.2, random);
 }
 
 TEST(SparseOptimizers, StepTheRowsOfAGradientAsInDoublePrecision) {

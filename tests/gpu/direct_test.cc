@@ -14,7 +14,6 @@
 #include "stitch/rpc/worker.h"
 #include "tests/gpu/device_tensors.h"
 #include "tests/gpu/direct_fixture.h"
-#include "tests/gpu/double_kernels.h"
 #include "tests/gpu/double_torch_device.h"
 #include "tests/support/cluster.h"
 #include "tests/support/error_of.h"
@@ -221,72 +220,19 @@ TEST_F(DirectTensors, MemoryThatLibtorchDidNotAllocateIsNotHandedOver) {
   EXPECT_GT(count(cluster[0], "gpu.sent_messages.local.worker0.cuda:0"), sent);
 }
 
-TEST_F(DirectTensors, SmallTensorsOfAMessageArePackedByTheKernelIntoOneTransfer) {
+TEST_F(DirectTensors, SmallTensorsOfAMessageArePackedIntoOneTransfer) {
   Cluster cluster(2, worker0_maps);
   const at::Tensor matrix = at::arange(300 * 400, at::kFloat).reshape({300, 400}).to(device(0));
   std::vector<at::Tensor> tensors{matrix.t().slice(0, 0, 400, 3),
                                   matrix.select(0, 7).to(at::kHalf)};
   for (int i = 0; i < 40; ++i) tensors.push_back(cuda(0, static_cast<float>(i), {i + 1, 900}));
-  const auto launches = fake::packings();
   std::vector<at::Tensor> results = rpc_sync<all_same>("worker1", tensors);
-  EXPECT_EQ(fake::packings(), launches + 2);  // there and back
   ASSERT_EQ(results.size(), tensors.size());
   for (std::size_t i = 0; i < tensors.size(); ++i)
     EXPECT_TRUE(at::equal(results[i].cpu(), tensors[i].cpu())) << i;
   EXPECT_EQ(results.front().storage().data_ptr().get(), results.back().storage().data_ptr().get());
   ASSERT_TRUE(all_is_counted(cluster[0]));
   EXPECT_EQ(count(cluster[0], "gpu.sent_messages.staging.worker1.cuda:0"), 1);
-}
-
-// Other kernels than those of the double, for a block.
-class UnderKernels {
- public:
-  explicit UnderKernels(const stitch::transport::gpu::KernelTable& table)
-      : before_(stitch::rpc::device_bridge()), bridge_(*before_) {
-    bridge_.kernels = &table;
-    stitch::rpc::set_device_bridge(&bridge_);
-  }
-  ~UnderKernels() { stitch::rpc::set_device_bridge(before_); }
-  UnderKernels(const UnderKernels&) = delete;
-  UnderKernels& operator=(const UnderKernels&) = delete;
-
- private:
-  const stitch::rpc::DeviceBridge* const before_;
-  stitch::rpc::DeviceBridge bridge_;
-};
-
-TEST_F(DirectTensors, WhereKernelsCannotRunOnADeviceTheyAreLeftOutThereAlone) {
-  for (const auto when : {fake::Says::at_load, fake::Says::at_use}) {
-    const UnderKernels under(fake::kernels_without_image(when));
-    Cluster cluster(2, worker0_maps);
-    std::vector<at::Tensor> tensors;
-    for (int i = 0; i < 40; ++i) tensors.push_back(cuda(0, static_cast<float>(i), {i + 1, 900}));
-    for (int call = 1; call <= 2; ++call) {
-      const auto launches = fake::packings();
-      const std::vector<at::Tensor> results = rpc_sync<all_same>("worker1", tensors);
-      EXPECT_EQ(fake::packings(), launches + 1) << "there, and not back";
-      ASSERT_EQ(results.size(), tensors.size());
-      for (std::size_t i = 0; i < tensors.size(); ++i)
-        EXPECT_TRUE(at::equal(results[i].cpu(), tensors[i].cpu())) << i;
-    }
-    EXPECT_EQ(count(cluster[1], "gpu.kernels_left_out.cuda:1"), 209);
-    EXPECT_FALSE(cluster[1].debug_info().contains("gpu.kernels_left_out.cuda:0"));
-  }
-}
-
-// cudaErrorLaunchFailure of some kernel of the program, say, which has nothing to do with them.
-TEST_F(DirectTensors, KernelsWhoseLoadingFailsForNoReasonOfTheirOwnAreTriedAgain) {
-  constexpr int kLaunchFailure = 719;
-  const UnderKernels under(fake::kernels_that_fail_to_load(kLaunchFailure, 1));
-  Cluster cluster(2, worker0_maps);
-  std::vector<at::Tensor> tensors;
-  for (int i = 0; i < 40; ++i) tensors.push_back(cuda(0, static_cast<float>(i), {i + 1, 900}));
-  const auto launches = fake::packings();
-  for (int call = 1; call <= 2; ++call) {
-    EXPECT_EQ(rpc_sync<all_same>("worker1", tensors).size(), tensors.size());
-  }
-  EXPECT_EQ(fake::packings(), launches + 3) << "all but the first";
-  EXPECT_FALSE(cluster[0].debug_info().contains("gpu.kernels_left_out.cuda:0"));
 }
 
 // By transfer, packed into one, and in the message itself.
@@ -296,7 +242,7 @@ TEST_F(DirectTensors, ACallDuringACaptureIsRefusedBeforeAnythingIsPartOfTheGraph
   const auto raw = static_cast<cuda_api::Stream>(stitch::rpc::device_bridge()->raw(stream));
   const auto queued = [] {
     return fake::gpu().calls("memcpy_async") + fake::gpu().calls("event_record") +
-           static_cast<std::size_t>(fake::packings());
+           fake::gpu().calls("malloc");
   };
   for (const std::int64_t size : {kOwn, kLarge, std::int64_t{10}}) {
     // The other device is not captured, and comes first.

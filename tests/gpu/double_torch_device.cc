@@ -18,7 +18,6 @@
 #include "stitch/transport/gpu/gpu_libraries.h"
 #include "stitch/transport/gpu/relaxed_capture.h"
 #include "tests/gpu/device_on_cpu.h"
-#include "tests/gpu/double_kernels.h"
 
 // Signatures of virtual functions differ between versions of libtorch: both are there.
 #pragma GCC diagnostic ignored "-Wpragmas"
@@ -353,7 +352,7 @@ transport::gpu::ProcessIdentity identity(std::uint32_t worker) {
   return same;
 }
 
-const rpc::DeviceBridge kBridge{&from_raw, &raw, &identity, &kernels()};
+const rpc::DeviceBridge kBridge{&from_raw, &raw, &identity};
 
 }  // namespace
 

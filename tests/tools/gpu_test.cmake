@@ -1,6 +1,6 @@
 cmake_minimum_required(VERSION 3.25)
 
-# scripts/gpu-test on a machine that pretends to have no GPU, no torch or no nvcc: it ends at once, says what is missing, and leaves a
+# scripts/gpu-test on a machine that pretends to have no GPU or no torch: it ends at once, says what is missing, and leaves a
 # report that is JSON. PATH has an nvidia-smi of this test's own.
 set(tools "${WORK_DIR}/tools")
 file(REMOVE_RECURSE "${WORK_DIR}")
@@ -54,9 +54,10 @@ file(WRITE "${WORK_DIR}/torch/share/cmake/Torch/TorchConfig.cmake" "set(TORCH_CX
 expect(2 "_GLIBCXX_USE_CXX11_ABI=0" --report "${WORK_DIR}/report" --torch "${WORK_DIR}/torch")
 expect_report("unusable torch")
 
-# Configuring fails: the report says so, with the error. The tools take the place of CMake and nvcc.
+# Configuring fails: the report says so, with the error. A tool takes the place of CMake, a file that of CUDA's headers.
 file(WRITE "${WORK_DIR}/torch/share/cmake/Torch/TorchConfig.cmake" "")
-program(nvcc "echo 'Cuda compilation tools, release 13.0, V13.0.88'")
+file(WRITE "${WORK_DIR}/cuda/include/cuda_runtime_api.h" "#define CUDART_VERSION 13000\n")
+set(ENV{CUDA_HOME} "${WORK_DIR}/cuda")
 program(cmake "echo 'CMake Error at planted' >&2" "exit 1")
 set(arguments --report "${WORK_DIR}/report" --torch "${WORK_DIR}/torch" --build "${WORK_DIR}/build")
 expect(1 "fail configure" ${arguments})
@@ -64,13 +65,13 @@ expect_report("configuring failed")
 
 # Checks pass, fail, are skipped and run: the table's commands are programs of the build folder.
 program(cmake "exit 0")
-set(incomplete "incomplete: of the checks that a GPU is there for did not run: kernels_on_host, 1 skipped: kernels_on_host")
+set(incomplete "incomplete: of the checks that a GPU is there for did not run: pipeline")
 foreach(outcome "0 pass passed 0" "77 skip \"${incomplete}\" 3" "3 fail \"1 checks failed\" 1")
   separate_arguments(outcome UNIX_COMMAND "${outcome}")
   list(POP_FRONT outcome code result status exit_status)
-  file(WRITE "${WORK_DIR}/build/tests/gpu/gpu_kernels_test" "#!/bin/sh\necho \"a \\\"quoted\\\" line\"\nexit ${code}\n")
-  file(CHMOD "${WORK_DIR}/build/tests/gpu/gpu_kernels_test" PERMISSIONS OWNER_READ OWNER_WRITE OWNER_EXECUTE)
-  expect(${exit_status} "${result} kernels_on_host" ${arguments} --only kernels_on_host)
+  file(WRITE "${WORK_DIR}/build/tools/stitch-run" "#!/bin/sh\necho \"a \\\"quoted\\\" line\"\nexit ${code}\n")
+  file(CHMOD "${WORK_DIR}/build/tools/stitch-run" PERMISSIONS OWNER_READ OWNER_WRITE OWNER_EXECUTE)
+  expect(${exit_status} "${result} pipeline" ${arguments} --only pipeline)
   expect_report("${status}")
   file(READ "${WORK_DIR}/report/report.json" json)
   string(JSON found GET "${json}" steps 2 result)
@@ -80,10 +81,10 @@ foreach(outcome "0 pass passed 0" "77 skip \"${incomplete}\" 3" "3 fail \"1 chec
   endif()
 endforeach()
 # One target does not build: its check fails, the other one runs. The device is the one that nvidia-smi above pretends.
-program(cmake "case \"$*\" in *stitch_gpu_kernel_check*) echo 'error: planted' >&2; exit 1 ;; esac")
-file(WRITE "${WORK_DIR}/build/tests/gpu/gpu_kernels_test" "#!/bin/sh\necho done\n")
-file(CHMOD "${WORK_DIR}/build/tests/gpu/gpu_kernels_test" PERMISSIONS OWNER_READ OWNER_WRITE OWNER_EXECUTE)
-expect(1 "fail kernels (0 s) not built: error: planted" ${arguments} --only "^kernels(_on_host)?$")
+program(cmake "case \"$*\" in *gpu_calls_check*) echo 'error: planted' >&2; exit 1 ;; esac")
+file(WRITE "${WORK_DIR}/build/tools/stitch-run" "#!/bin/sh\necho done\n")
+file(CHMOD "${WORK_DIR}/build/tools/stitch-run" PERMISSIONS OWNER_READ OWNER_WRITE OWNER_EXECUTE)
+expect(1 "fail calls (0 s) not built: error: planted" ${arguments} --only "^(pipeline|calls)$")
 expect_report("1 checks failed")
 file(READ "${WORK_DIR}/report/report.json" json)
 string(JSON found GET "${json}" steps 2 result)
@@ -93,20 +94,11 @@ endif()
 program(cmake "exit 0")
 expect(2 "no check matches" ${arguments} --only nothing_like_this)
 
-# Only what compute-sanitizer is missing for leaves a run complete. Where the machine has one, which is looked for where the script does,
-# there is no program to run it on.
-file(GLOB nsight /opt/nvidia/nsight-compute/*)
-find_program(sanitizer compute-sanitizer PATHS "$ENV{CUDA_HOME}/bin" /usr/local/cuda/bin /usr/local/cuda/compute-sanitizer ${nsight})
-if(NOT sanitizer)
-  expect(0 "skip kernels_memcheck" ${arguments} --only "^kernels(_on_host|_memcheck)$")
-  expect_report("passed, 1 skipped: kernels_memcheck")
-endif()
-
 # Figures of a check become part of the report.
-file(WRITE "${WORK_DIR}/build/tests/gpu/device/stitch_gpu_kernel_check"
-  "#!/bin/sh\necho '{\"figures\": {\"copy\": 4300}}' > \"$2\"\necho done\n")
-file(CHMOD "${WORK_DIR}/build/tests/gpu/device/stitch_gpu_kernel_check" PERMISSIONS OWNER_READ OWNER_WRITE OWNER_EXECUTE)
-expect(0 "pass kernels" ${arguments} --only "^kernels$")
+file(WRITE "${WORK_DIR}/build/bench/stitch-bench"
+  "#!/bin/sh\nfor last; do :; done\necho '{\"figures\": {\"copy\": 4300}}' > \"$last\"\necho done\n")
+file(CHMOD "${WORK_DIR}/build/bench/stitch-bench" PERMISSIONS OWNER_READ OWNER_WRITE OWNER_EXECUTE)
+expect(0 "pass bench" ${arguments} --only "^bench$")
 file(READ "${WORK_DIR}/report/report.json" json)
 string(JSON copy GET "${json}" steps 2 figures figures copy)
 if(NOT copy EQUAL 4300)

@@ -6,11 +6,11 @@
 #include <map>
 #include <vector>
 
-#include "stitch/transport/gpu/kernels/kernel_abi.h"
+// A table of weights with its state and one batch of gradients, and the same after a step of a
+// sparse optimizer, computed in fp64.
+namespace stitch::testing {
 
-// A table of weights with its state and one batch of gradients, and what an update makes of them,
-// computed in fp64. For tests of the kernels on the host and on a device.
-namespace stitch::transport::gpu {
+enum class SparseRule { sgd, rowwise_adagrad, adam };
 
 struct SparseCase {
   SparseRule rule = SparseRule::sgd;
@@ -28,23 +28,6 @@ struct SparseCase {
   std::vector<float> weights;
   std::vector<float> first;
   std::vector<float> second;
-
-  // All but the addresses.
-  [[nodiscard]] SparseUpdate update() const {
-    SparseUpdate u{};
-    u.weights_stride = u.state_stride = u.gradients_stride = stride;
-    u.rows = rows;
-    u.columns = columns;
-    u.count = static_cast<std::int64_t>(indices.size());
-    u.rule = rule;
-    u.learning_rate = learning_rate;
-    u.lr_decay = lr_decay;
-    u.eps = eps;
-    u.beta1 = beta1;
-    u.beta2 = beta2;
-    u.step = step;
-    return u;
-  }
 };
 
 // Random values. Indices are in the table, each equally likely; see `hot` for others: that share of
@@ -110,9 +93,6 @@ inline SparseTables sparse_reference(const SparseCase& c) {
         w -= c.learning_rate * g;
       } else if (c.rule == SparseRule::rowwise_adagrad) {
         w -= decayed * g / (std::sqrt(t.first[static_cast<std::size_t>(row)]) + c.eps);
-      } else if (c.rule == SparseRule::adagrad) {
-        t.first[base + k] += g * g;
-        w -= decayed * g / (std::sqrt(t.first[base + k]) + c.eps);
       } else {
         double& m = t.first[base + k];
         double& v = t.second[base + k];
@@ -137,4 +117,4 @@ inline double largest_difference(const std::vector<float>& values,
   return largest;
 }
 
-}  // namespace stitch::transport::gpu
+}  // namespace stitch::testing
