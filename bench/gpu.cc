@@ -47,7 +47,7 @@ std::optional<Route> route_of(const std::string& path) {
     if (GpuLibraries::of_process().nccl() == nullptr) return std::nullopt;
     return Route{0, devices() > 1 ? 1 : 0, false};
   }
-  return Route{0, 0, false};  // ipc, shared, staging
+  return Route{0, 0, false};  // staging
 }
 
 // Each worker passes for one on another host.
@@ -123,11 +123,10 @@ void measure_copies(const Side& side, const Route& route) {
       side.result("floor.gpu." + std::string(name) + "." + in_mib(mib), rate, "GB/s");
     };
     if (side.path() == "local") report("device_copy", ceilings.device_copy(route.from, bytes));
-    if (side.path() == "ipc") report("two_copies", ceilings.two_copies(route.from, bytes));
     if (side.path() == "peer") {
       report("memcpy_peer", ceilings.peer_copy(route.from, route.to, bytes));
     }
-    if (side.path() == "shared" || side.path() == "staging") {
+    if (side.path() == "staging") {
       const double to_host = ceilings.to_host(route.from, bytes);
       const double from_host = ceilings.from_host(route.to, bytes);
       report("to_host", to_host);
@@ -140,7 +139,6 @@ void measure_copies(const Side& side, const Route& route) {
 const char* ceiling_of(const std::string& path) {
   if (path == "local") return "device_copy";
   if (path == "peer") return "memcpy_peer";
-  if (path == "ipc") return "two_copies";
   return path == "nccl" ? "nccl_send" : "pinned_copy";
 }
 
@@ -269,10 +267,10 @@ Measure gpu() {
   using namespace gpu_measure;
   return {.name = "gpu",
           .about =
-              "tensors on GPUs by each path: local, peer, ipc, shared, nccl, staging; --sizes MiB "
+              "tensors on GPUs by each path: local, peer, nccl, staging; --sizes MiB "
               "and small ones, beside plain copies and NCCL; needs a CUDA device",
           .needs_device = true,
-          .paths = {"local", "peer", "ipc", "shared", "nccl", "staging"},
+          .paths = {"local", "peer", "nccl", "staging"},
           .first = &first,
           .second = &second};
 }

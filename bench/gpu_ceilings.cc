@@ -101,23 +101,6 @@ double GpuCeilings::device_copy(int device, std::size_t bytes) const {
   });
 }
 
-double GpuCeilings::two_copies(int device, std::size_t bytes) const {
-  const DeviceBytes from(cuda_, device, bytes);
-  const DeviceBytes between(cuda_, device, bytes);
-  const DeviceBytes to(cuda_, device, bytes);
-  {
-    const Stream stream(cuda_, device);
-    from.clear(bytes, stream);
-    stream.wait();
-  }
-  return rate(device, bytes, [&](cuda::Stream stream) {
-    const auto status =
-        cuda_.memcpy_async(between.get(), from.get(), bytes, cuda::kDeviceToDevice, stream);
-    if (status != cuda::kSuccess) return status;
-    return cuda_.memcpy_async(to.get(), between.get(), bytes, cuda::kDeviceToDevice, stream);
-  });
-}
-
 double GpuCeilings::peer_copy(int from_device, int to_device, std::size_t bytes) const {
   const DeviceBytes from(cuda_, from_device, bytes);
   const DeviceBytes to(cuda_, to_device, bytes);

@@ -19,8 +19,6 @@ class GpuCeilings {
       : cuda_(cuda), seconds_(seconds) {}
 
   [[nodiscard]] double device_copy(int device, std::size_t bytes) const;
-  // One after the other through memory between them, as bytes go between processes on one GPU.
-  [[nodiscard]] double two_copies(int device, std::size_t bytes) const;
   // cudaMemcpyPeer.
   [[nodiscard]] double peer_copy(int from, int to, std::size_t bytes) const;
   // To and from pinned memory.

@@ -124,8 +124,6 @@ TensorTransfers::TensorTransfers(const WorkerInfo& self, TransferHooks hooks)
   };
   options.use_nccl = hooks_.unsealed && may_use("nccl");
   options.use_peer = may_use("peer");
-  options.use_ipc = may_use("ipc");
-  options.use_shared = may_use("shared");
   if (bridge_.identity != nullptr) options.identity = bridge_.identity(self_.id.value());
   options.send_frame = [this](PeerId to, base::Bytes frame) {
     hooks_.send_frame(worker_of(to), std::move(frame));

@@ -66,7 +66,7 @@ class TensorTransfers {
   // Transfers that have not ended, and messages that have not begun theirs or whose `then` has not
   // returned: 0 once nothing is on its way.
   [[nodiscard]] std::size_t under_way() const;
-  // "gpu.sent_bytes.peer.worker1.cuda:0", "gpu.path_failures.ipc.worker1.cuda:0" and so on;
+  // "gpu.sent_bytes.peer.worker1.cuda:0", "gpu.path_failures.nccl.worker1.cuda:0" and so on;
   // "gpu.transfer_retries", "gpu.broken_communicators", ...
   void debug_info(std::map<std::string, std::int64_t>& numbers) const;
 

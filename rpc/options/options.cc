@@ -319,7 +319,7 @@ Options resolve_options(Options options) {
   check_choices("transports", options.transports,
                 {"loopback", "shm", "tcp", "tensorpipe-shm", "uv"});
   check_choices("channels", options.channels, {"basic", "cma"});
-  check_choices("gpu_paths", options.gpu_paths, {"peer", "ipc", "nccl", "shared", "staging"});
+  check_choices("gpu_paths", options.gpu_paths, {"peer", "nccl", "staging"});
   static_cast<void>(rpc::parse_device_maps(options.device_maps));  // throws
   if (options.num_threads < 0)
     refuse("num_threads", std::to_string(options.num_threads), "a number from 0 on");

@@ -150,8 +150,8 @@ struct Options {
   // {"ps0", {{"cuda:0", "cuda:1"}}}; "cpu" is a device, too. One-to-one: replies go back by it.
   // A worker that is not named: each CUDA device to the one of the same number.
   std::map<std::string, std::map<std::string, std::string>> device_maps{};
-  // The paths that large tensors may take between GPUs, of "peer", "ipc", "nccl", "shared" and
-  // "staging" (docs/gpu.md), at both ends. Default: all. Staging is used where no other is.
+  // The paths that large tensors may take between GPUs, of "peer", "nccl" and "staging"
+  // (docs/gpu.md), at both ends. Default: all. Staging is used where no other is.
   std::vector<std::string> gpu_paths{};
   // Shared by all workers; proved on every connection before anything else is read. Also from the
   // file that STITCH_SECRET_FILE names. docs/security.md says what it protects.

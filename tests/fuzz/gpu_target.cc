@@ -45,18 +45,6 @@ static void decode(FrameKind kind, Bytes bytes) {
       return check_again(decode_comm_break(bytes), bytes);
     case FrameKind::forget:
       return check_again(decode_forget(bytes), bytes);
-    case FrameKind::outbox_offer:
-      return check_again(decode_outbox_offer(bytes), bytes);
-    case FrameKind::outbox_ready:
-      return check_again(decode_outbox_ready(bytes), bytes);
-    case FrameKind::slot:
-      return check_again(decode_slot(bytes), bytes);
-    case FrameKind::slot_free:
-      return check_again(decode_free(bytes), bytes);
-    case FrameKind::outbox_closed:
-      return check_again(decode_outbox_closed(bytes), bytes);
-    case FrameKind::outbox_break:
-      return check_again(decode_outbox_break(bytes), bytes);
     case FrameKind::alive:
       return check_again(decode_alive(bytes), bytes);
     case FrameKind::comm_waits:
@@ -92,12 +80,6 @@ static Seeds seeds() {
   add("finished", FinishedFrame{7, pair, 1, "no memory"});
   add("cancel", CancelFrame{7, 3, "cancelled"});
   add("forget", ForgetFrame{7});
-  add("outbox-offer", OutboxOfferFrame{Path::ipc, pair, {}});
-  add("outbox-ready", OutboxReadyFrame{Path::ipc, pair, 0, "mapped"});
-  add("slot", SlotFrame{Path::ipc, 7, 1, 2, 4096, 12345});
-  add("free", FreeFrame{Path::ipc, 7, 1, 2});
-  add("outbox-closed", OutboxClosedFrame{Path::ipc, pair, 1, "copy failed"});
-  add("outbox-break", OutboxBreakFrame{Path::ipc, pair, "copy failed"});
   add("alive", AliveFrame{});
   add("decline", DeclineFrame{7});
   add("comm-open", CommOpenFrame{pair, 22807, 1 << 20, {}});

@@ -23,8 +23,6 @@ static_assert(static_cast<int>(cuda::kSuccess) == cudaSuccess);
 static_assert(static_cast<int>(cuda::kInvalidValue) == cudaErrorInvalidValue);
 static_assert(static_cast<int>(cuda::kOutOfMemory) == cudaErrorMemoryAllocation);
 static_assert(static_cast<int>(cuda::kNoDevice) == cudaErrorNoDevice);
-static_assert(static_cast<int>(cuda::kInvalidDevice) == cudaErrorInvalidDevice);
-static_assert(static_cast<int>(cuda::kNotSupported) == cudaErrorNotSupported);
 static_assert(static_cast<int>(cuda::kInsufficientDriver) == cudaErrorInsufficientDriver);
 static_assert(static_cast<int>(cuda::kNotReady) == cudaErrorNotReady);
 static_assert(static_cast<int>(cuda::kPeerAccessAlreadyEnabled) ==
@@ -43,11 +41,7 @@ static_assert(static_cast<int>(cuda::kCaptureThreadLocal) == cudaStreamCaptureMo
 static_assert(static_cast<int>(cuda::kCaptureRelaxed) == cudaStreamCaptureModeRelaxed);
 static_assert(cuda::kStreamNonBlocking == cudaStreamNonBlocking);
 static_assert(cuda::kEventDisableTiming == cudaEventDisableTiming);
-static_assert(cuda::kEventInterprocess == cudaEventInterprocess);
 static_assert(cuda::kHostAllocPortable == cudaHostAllocPortable);
-static_assert(cuda::kHostRegisterPortable == cudaHostRegisterPortable);
-static_assert(cuda::kIpcLazyPeerAccess == cudaIpcMemLazyEnablePeerAccess);
-static_assert(sizeof(cuda::IpcMemHandle) == sizeof(cudaIpcMemHandle_t));
 static_assert(sizeof(cuda::Uuid) == sizeof(CUuuid));
 
 }  // namespace

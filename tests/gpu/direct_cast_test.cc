@@ -96,7 +96,7 @@ INSTANTIATE_TEST_SUITE_P(Paths, DirectCastsBy,
                          ::testing::Values(Way{"local", false, "cuda:0"},
                                            Way{"peer", false, "cuda:1"},
                                            Way{"staging", true, "cuda:1"},
-                                           Way{"nccl", true, "cuda:1"}, Way{"ipc", true, "cuda:0"}),
+                                           Way{"nccl", true, "cuda:1"}),
                          [](const auto& info) { return std::string(info.param.path); });
 
 TEST_F(DirectCasts, AreHandedOverRoundedAndTheirSenderKeepsWhatItHas) {

@@ -1,6 +1,6 @@
 // Worlds of real processes whose tensors go from device to device, each over a double of the same
-// machine: memory that processes share, communicators and pinned memory between two of them, and a
-// process that is killed in the middle of a transfer.
+// machine: communicators and pinned memory between two of them, and a process that is killed in the
+// middle of a transfer.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -53,7 +53,7 @@ TEST_P(DirectProcesses, GoOnWhenOneIsKilledInTheMiddleOfATransfer) {
   EXPECT_GT(failed, 0);
 }
 
-INSTANTIATE_TEST_SUITE_P(By, DirectProcesses, ::testing::Values("staging", "ipc", "shared", "nccl"),
+INSTANTIATE_TEST_SUITE_P(By, DirectProcesses, ::testing::Values("staging", "nccl"),
                          [](const auto& info) { return std::string(info.param); });
 
 }  // namespace

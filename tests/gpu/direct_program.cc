@@ -134,13 +134,11 @@ int main(int argc, char** argv) try {
   const char* const rank = std::getenv("RANK");
   const bool first = rank != nullptr && std::string(rank) == "0";
   stitch::Options options;
-  // But for IPC, worker 0's cuda:0 and cuda:1 of the others.
-  if (path != "ipc" && first) {
+  // Worker 0's cuda:0 and cuda:1 of the others.
+  if (first) {
     options.device_maps["worker1"] = {{"cuda:0", what == "casts" ? "cuda:1/bf16" : "cuda:1"}};
     if (what == "death") options.device_maps["worker2"] = {{"cuda:0", "cuda:1"}};
   }
-  if (path == "ipc" && first && what == "casts")
-    options.device_maps["worker1"] = {{"cuda:0", "cuda:0/bf16"}};
   options.gpu_paths = {path};
   int status = 0;
   {

@@ -42,8 +42,6 @@ class DirectSecurity : public ::testing::Test {
   static void expect_nccl(bool expected, const std::string& secret, std::optional<Encryption> how) {
     Cluster cluster(2, [&](Options& options) {
       options.secret = secret;
-      options.gpu_paths = {"nccl",
-                           "staging"};  // the two are on one host, and could share its memory
       options.encryption = how;
       if (options.rank == 0) options.device_maps["worker1"] = {{"cuda:0", "cuda:1"}};
     });

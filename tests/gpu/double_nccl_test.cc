@@ -38,29 +38,6 @@ TEST(NcclDouble, WhatIsReceivedIsOrderedAfterWhatWasSent) {
   EXPECT_TRUE(*equal);
 }
 
-TEST(NcclDouble, AReceiveIsOrderedAfterAllThatTheSenderDidBefore) {
-  for (const bool receives : {true, false}) {
-    FakeGpu world;
-    GpuPair pair(world);
-    char* const shared = make_memory(world, 0);
-    cuda::IpcMemHandle handle;
-    ASSERT_EQ(world.cuda(0).ipc_get_mem_handle(&handle, shared), cuda::kSuccess);
-    void* mapped = nullptr;
-    ASSERT_EQ(world.cuda(1).ipc_open_mem_handle(&mapped, handle, cuda::kIpcLazyPeerAccess),
-              cuda::kSuccess);
-    const auto equal = std::make_shared<bool>(false);
-    world.fill(0, pair.stream[0], shared, kBytes, 's');
-    if (receives) {
-      pair.send(0, 1);
-      pair.recv(1, 1);
-      EXPECT_EQ(pair.wait(1), nccl::kSuccess);
-    }
-    world.check(1, pair.stream[1], mapped, kBytes, 's', equal);
-    EXPECT_EQ(world.run(), "");
-    EXPECT_EQ(world.take_violations().empty(), receives);
-  }
-}
-
 TEST(NcclDouble, ABufferThatIsStillBeingSentMayNotBeWritten) {
   FakeGpu world;
   GpuPair pair(world);

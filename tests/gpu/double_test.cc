@@ -336,43 +336,12 @@ TEST(GpuDouble, MemoryThatACacheHandsOnTooEarlyIsReported) {
 
 // --- processes ----------------------------------------------------------------------------------
 
-TEST(GpuDouble, IpcHandlesOpenInOtherProcessesOnly) {
+TEST(GpuDouble, MemoryOfAnotherProcessIsReported) {
   FakeGpu world;
   char* const memory = make_memory(world, 0);
-  cuda::IpcMemHandle handle;
-  ASSERT_EQ(world.cuda(0).ipc_get_mem_handle(&handle, memory + 10), cuda::kSuccess);
-  void* mapped = nullptr;
-  EXPECT_EQ(world.cuda(0).ipc_open_mem_handle(&mapped, handle, 0), cuda::kInvalidValue);
-  ASSERT_EQ(world.cuda(1).ipc_open_mem_handle(&mapped, handle, 0), cuda::kSuccess);
-  EXPECT_NE(mapped, memory);
-  world.fill(1, nullptr, mapped, kBytes, 'y');
-  EXPECT_EQ(world.run(), "");
-  EXPECT_EQ(memory[0], 'y');  // the same bytes, from the base
-  EXPECT_EQ(world.cuda(1).device_synchronize(), cuda::kSuccess);
-  EXPECT_EQ(world.cuda(1).ipc_close_mem_handle(mapped), cuda::kSuccess);
-  EXPECT_EQ(world.cuda(1).ipc_close_mem_handle(mapped), cuda::kInvalidValue);
-  EXPECT_EQ(world.cuda(0).free(memory), cuda::kSuccess);
-}
-
-TEST(GpuDouble, MisusedIpcMemoryIsReported) {
-  FakeGpu world;
-  char* const memory = make_memory(world, 0);
-  world.fill(1, nullptr, memory, kBytes, 'y');  // another process's address
+  world.fill(1, nullptr, memory, kBytes, 'y');
   EXPECT_EQ(world.run(), "");
   EXPECT_TRUE(says(world.take_violations(), "is not mapped in process 1"));
-  cuda::IpcMemHandle handle;
-  ASSERT_EQ(world.cuda(0).ipc_get_mem_handle(&handle, memory), cuda::kSuccess);
-  void* mapped = nullptr;
-  ASSERT_EQ(world.cuda(1).ipc_open_mem_handle(&mapped, handle, 0), cuda::kSuccess);
-  EXPECT_EQ(world.cuda(0).free(memory), cuda::kSuccess);
-  EXPECT_TRUE(says(world.take_violations(), "is freed while another process has it mapped"));
-  char* const other = make_memory(world, 0);
-  ASSERT_EQ(world.cuda(0).ipc_get_mem_handle(&handle, other), cuda::kSuccess);
-  ASSERT_EQ(world.cuda(1).ipc_open_mem_handle(&mapped, handle, 0), cuda::kSuccess);
-  ASSERT_EQ(world.cuda(1).ipc_close_mem_handle(mapped), cuda::kSuccess);
-  world.fill(1, nullptr, mapped, kBytes, 'y');
-  EXPECT_EQ(world.run(), "");
-  EXPECT_TRUE(says(world.take_violations(), "was unmapped before"));
 }
 
 TEST(GpuDouble, ProcessesNumberTheDevicesThatTheySee) {

@@ -364,8 +364,6 @@ FakeGpu& gpu() {
     // Tests hold a stream and wait for others meanwhile: those must not share its hardware queue.
     options.hardware_queues = 0;
     options.network_transport = true;
-    options.ipc_within_process = true;
-    // Memory that a peer has not closed is left to the end of the process, after each test.
     options.device_memory = std::size_t{8} << 30;
     const char* const meeting = std::getenv("GPU_DOUBLE_MEETING");
     if (meeting != nullptr) options.meeting = meeting;

@@ -25,7 +25,6 @@ TEST(GpuCeilings, CopiesAreMeasured) {
   FakeGpu world(driven_by_a_thread());
   const GpuCeilings ceilings(world.cuda(), 0.01);
   EXPECT_GT(ceilings.device_copy(0, kBytes), 0);
-  EXPECT_GT(ceilings.two_copies(1, kBytes), 0);
   EXPECT_GT(ceilings.peer_copy(0, 1, kBytes), 0);
   EXPECT_GT(ceilings.peer_copy(0, 1, kBytes), 0) << "access has been enabled already";
   EXPECT_GT(ceilings.to_host(0, kBytes), 0);

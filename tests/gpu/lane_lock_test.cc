@@ -50,34 +50,6 @@ TEST(LaneLocks, WhileADeviceIsHeldItsTransfersGoByStagingAndCommunicatorsStayOpe
   EXPECT_EQ(world.transfers[0]->counters().breaks + world.transfers[1]->counters().breaks, 0U);
 }
 
-// To allocate, to pin and to free may wait for the device, on which a collective runs.
-TEST(LaneLocks, AHeldDeviceOpensNoSharedMemory) {
-  TransfersWorld world({.gpu = {.hardware_queues = 0, .sync_on_free = true},
-                        .adjust = [](std::size_t, DeviceTransfers::Options& options) {
-                          options.use_shared = true;
-                        }});
-  world.await_path(0, 0, 1, 1, Path::nccl);
-  std::vector<std::shared_ptr<TestTransfer>> kept;  // whose memory is not freed meanwhile
-  std::optional<LaneLock> first(std::in_place, world.lanes(0), 0, 20s);
-  std::optional<LaneLock> second(std::in_place, world.lanes(1), 1, 20s);
-  EXPECT_EQ(world.transfers[0]->counters().held, std::vector<int>{0});
-  const int gate = world.gpu.make_gate();
-  ASSERT_EQ(world.cuda(1).set_device(1), cuda::kSuccess);
-  FakeGpu::Kernel collective;
-  collective.gate = gate;
-  ASSERT_EQ(world.gpu.launch(1, nullptr, std::move(collective)), cuda::kSuccess);
-  for (int i = 0; i < 5; ++i) {
-    kept.push_back(world.start(0, 0, 1, 1, 5000, 'a'));
-    world.wait(*kept.back());
-  }
-  EXPECT_EQ(world.gpu.calls("host_register"), 0U);
-  EXPECT_GE(world.count(0, 1, Path::staging, true).messages, 5U);
-  world.gpu.open_gate(gate);
-  first.reset();
-  second.reset();
-  world.await_path(0, 0, 1, 1, Path::nccl);
-}
-
 TEST(LaneLocks, ACommunicatorThatOpensWhileADeviceIsHeldIsTestedAfterwards) {
   for (const std::size_t holder : {0, 1}) {
     TransfersWorld world({});

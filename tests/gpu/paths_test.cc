@@ -76,59 +76,6 @@ TEST(PathChoice, FollowsTheTable) {
   }
 }
 
-TEST(PathChoice, ProcessesOnOneGpuShareMemoryOnceThatIsTested) {
-  using S = PathState;
-  const PathEnd here = end(1, 1, 'a', 0);
-  const PathEnd there = end(1, 2, 'a', 1);
-  EXPECT_EQ(choose_path(here, there, {S::open, S::open, S::open}, 1).path, Path::ipc);
-  EXPECT_FALSE(choose_path(here, there, {S::open, S::open, S::open}, 1).open_ipc);
-  EXPECT_EQ(choose_path(here, there, {S::open, S::open, S::untried}, 1).path, Path::staging);
-  EXPECT_TRUE(choose_path(here, there, {S::open, S::untried, S::untried}, 1).open_ipc);
-  EXPECT_FALSE(choose_path(here, there, {S::open, S::untried, S::untried}, 1).open_nccl);
-  EXPECT_FALSE(choose_path(here, there, {S::open, S::open, S::closed}, 1).open_ipc);
-  EXPECT_FALSE(choose_path(here, end(1, 2, 'b', 1), {S::open, S::open, S::untried}, 1).open_ipc);
-  EXPECT_FALSE(choose_path(here, end(2, 2, 'a', 1), {S::open, S::open, S::untried}, 1).open_ipc);
-}
-
-TEST(PathChoice, ProcessesOfOneHostShareItsMemoryWhereThereIsNoBetterPath) {
-  using S = PathState;
-  const PathEnd here = end(1, 1, 'a', 0);
-  const auto choice = [&](const PathEnd& there, S nccl, S ipc, S shared, std::size_t bytes = 1) {
-    return choose_path(here, there, {S::closed, nccl, ipc, shared}, bytes);
-  };
-  for (const bool one_gpu : {false, true}) {
-    const PathEnd there = end(1, 2, one_gpu ? 'a' : 'b', 1);
-    const Path better = one_gpu ? Path::ipc : Path::nccl;
-    const auto with = [&](S state, S shared) {
-      return choice(there, one_gpu ? S::closed : state, one_gpu ? state : S::closed, shared);
-    };
-    EXPECT_EQ(with(S::open, S::open).path, better);
-    EXPECT_FALSE(with(S::open, S::untried).open_shared);
-    EXPECT_EQ(with(S::closed, S::open).path, Path::shared);
-    EXPECT_FALSE(with(S::closed, S::open).open_shared);
-    EXPECT_EQ(with(S::closed, S::untried).path, Path::staging);
-    EXPECT_TRUE(with(S::closed, S::untried).open_shared);
-    EXPECT_FALSE(with(S::closed, S::opening).open_shared);
-    EXPECT_EQ(with(S::closed, S::closed).path, Path::staging);
-    // Used while a better one is being opened, but not opened for that.
-    for (const S state : {S::untried, S::opening}) {
-      EXPECT_EQ(with(state, S::open).path, Path::shared);
-      EXPECT_FALSE(with(state, S::untried).open_shared);
-      EXPECT_EQ(with(state, S::untried).path, Path::staging);
-    }
-  }
-  const PathEnd no_nccl = end(1, 2, 'b', 1, 0);
-  EXPECT_TRUE(choice(no_nccl, S::untried, S::closed, S::untried).open_shared);
-  EXPECT_EQ(choice(no_nccl, S::open, S::closed, S::open).path, Path::shared);
-  EXPECT_EQ(choice(no_nccl, S::open, S::closed, S::open, 0).path, Path::staging);  // no bytes
-  const PathEnd elsewhere = end(2, 2, 'b', 1, 0);
-  EXPECT_EQ(choice(elsewhere, S::closed, S::closed, S::open).path, Path::staging);
-  EXPECT_FALSE(choice(elsewhere, S::closed, S::closed, S::untried).open_shared);
-  const PathEnd same = end(1, 1, 'b', 1);  // within the process
-  EXPECT_EQ(choice(same, S::closed, S::closed, S::open).path, Path::staging);
-  EXPECT_FALSE(choice(same, S::closed, S::closed, S::untried).open_shared);
-}
-
 TEST(PathChoice, AProcessKnowsItself) {
   EXPECT_EQ(this_process(), this_process());
   EXPECT_NE(this_process().process, 0U);
@@ -147,7 +94,7 @@ TEST(TransferFrames, AreTheBytesOfThePage) {
                                    3, 0, 0, 0, 4, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0,
                                    6, 0, 0, 0, 0, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0}));
   EXPECT_EQ(bytes_of(encode(RetryFrame{9})), (std::vector<unsigned>{4, 9, 0, 0, 0, 0, 0, 0, 0}));
-  EXPECT_EQ(bytes_of(encode(DeclineFrame{9})), (std::vector<unsigned>{18, 9, 0, 0, 0, 0, 0, 0, 0}));
+  EXPECT_EQ(bytes_of(encode(DeclineFrame{9})), (std::vector<unsigned>{13, 9, 0, 0, 0, 0, 0, 0, 0}));
   EXPECT_EQ(bytes_of(encode(GrantFrame{9, 2})),
             (std::vector<unsigned>{5, 9, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0}));
   EXPECT_EQ(bytes_of(encode(CancelFrame{9, 5, "no"})),
@@ -180,14 +127,7 @@ TEST(TransferFrames, GoThereAndBack) {
   EXPECT_EQ(opened.unique_id.internal[127], 'x');
   EXPECT_EQ(decode_comm_ready(encode(CommReadyFrame{pair}).span()).pair, pair);
   EXPECT_EQ(decode_comm_break(encode(CommBreakFrame{pair, 1, "why"}).span()).text, "why");
-  const OutboxClosedFrame closed =
-      decode_outbox_closed(encode(OutboxClosedFrame{Path::ipc, pair, 1, "why"}).span());
-  EXPECT_EQ(closed.pair, pair);
-  EXPECT_EQ(closed.failed, 1);
-  EXPECT_EQ(closed.text, "why");
-  EXPECT_EQ(decode_outbox_break(encode(OutboxBreakFrame{Path::ipc, pair, "why"}).span()).text,
-            "why");
-  EXPECT_EQ(bytes_of(encode(AliveFrame{})), std::vector<unsigned>{20});
+  EXPECT_EQ(bytes_of(encode(AliveFrame{})), std::vector<unsigned>{14});
   const CommWaitsFrame waits = decode_comm_waits(encode(CommWaitsFrame{pair, 1}).span());
   EXPECT_EQ(waits.pair, pair);
   EXPECT_EQ(waits.from_source, 1);

@@ -65,7 +65,7 @@ TEST(Beside, AGraphThatTheProgramCapturesStaysValidWhateverPathIsUsed) {
     }
     world.await_path(0, 0, 1, 0, Path::local);
     world.await_path(0, 0, 1, 1, Path::peer);
-    world.await_path(0, 0, 2, 0, Path::ipc);
+    world.await_path(0, 0, 2, 0, Path::staging);
     world.await_path(0, 0, 2, 1, nccl ? Path::nccl : Path::staging);
     world.gpu.inject(0, "send", nccl::kSystemError);
     world.expect_arrival(0, 0, 2, 1, 5 * kMegabyte, 'a');  // a communicator is aborted meanwhile
@@ -91,10 +91,7 @@ TEST(Beside, AProcessHasContextsOnTheDevicesThatItUsesAndNoOthers) {
 
 TEST(Beside, MemoryMayBeReturnedToItsStreamWhenTheLanesHaveEnded) {
   TransfersWorld world({});
-  for (const Path path : {Path::nccl, Path::ipc, Path::staging}) {
-    const int to_device = path == Path::ipc ? 0 : 1;
-    if (path != Path::staging) world.await_path(0, 0, 1, to_device, path);
-  }
+  world.await_path(0, 0, 1, 1, Path::nccl);
   std::vector<std::shared_ptr<TestTransfer>> kept;
   for (const int to_device : {0, 1}) kept.push_back(world.start(0, 0, 1, to_device, 5000, 'a'));
   for (const auto& transfer : kept) world.wait(*transfer);
@@ -142,7 +139,7 @@ TEST(Beside, CallbacksFindNoErrorThatIsNotTheirs) {
 // Work whose end cannot be asked for still uses its memory.
 TEST(Beside, ACallThatFailsGivesBackNoMemoryThatIsInUse) {
   for (const char* const function : {"event_create_with_flags", "event_record", "event_query"}) {
-    for (const Path path : {Path::staging, Path::ipc, Path::local}) {
+    for (const Path path : {Path::staging, Path::local}) {
       SCOPED_TRACE(function + std::string(", ") + short_name(path).data());
       TransfersWorld world({.processes = {0, path == Path::local ? 0 : 1},
                             .gpu = {.hardware_queues = 0},
@@ -188,26 +185,6 @@ TEST(Beside, ALaneWhoseDeviceHangsEndsWithoutWaitingForIt) {
   world.end();
   EXPECT_LT(std::chrono::steady_clock::now() - begun, 15s);
   EXPECT_EQ(transfer->received, 1);
-  EXPECT_EQ(world.gpu.violations(), "");
-  world.gpu.open_gate(gate);
-  EXPECT_EQ(world.gpu.wait_until_idle(), "");
-}
-
-// It may still write to memory that other processes have mapped, and that stays.
-TEST(Beside, ALaneWhoseDeviceHangsKeepsTheMemoryThatItShares) {
-  TransfersWorld world({.adjust = [](std::size_t, DeviceTransfers::Options& options) {
-    options.use_nccl = false;
-    options.use_shared = true;
-    options.abort_timeout = 100ms;
-  }});
-  world.await_path(0, 0, 1, 1, Path::shared);
-  const int gate = world.gpu.make_gate();
-  hold(world, 0, 0, gate, &Lane::copies_out);
-  const auto copies = world.gpu.calls("memcpy_async", 0);
-  const auto transfer = world.start(0, 0, 1, 1, 5000, 'b');
-  ASSERT_TRUE(eventually([&] { return world.gpu.calls("memcpy_async", 0) > copies; }));
-  world.end();
-  EXPECT_EQ(transfer->sent, 1);
   EXPECT_EQ(world.gpu.violations(), "");
   world.gpu.open_gate(gate);
   EXPECT_EQ(world.gpu.wait_until_idle(), "");

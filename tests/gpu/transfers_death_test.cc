@@ -38,7 +38,6 @@ bool die(const Way& way, std::uint64_t seed) {
        .max_delay = 50us,
        .adjust = [&](std::size_t, DeviceTransfers::Options& options) {
          options.use_nccl = way.path == Path::nccl;
-         options.use_shared = way.path == Path::shared;
          options.nccl_piece_bytes = std::size_t{4} << 20;
        }});
   world.await_path(0, 0, 1, way.to_device, way.path);
@@ -89,12 +88,6 @@ TEST(TransfersDeath, ByACopyOnTheDeviceEndsWhatThePeerHadAndNoMore) {
 }
 TEST(TransfersDeath, ByACopyBetweenDevicesEndsWhatThePeerHadAndNoMore) {
   die_often({Path::peer, true, 1});
-}
-TEST(TransfersDeath, BySharedMemoryEndsWhatThePeerHadAndNoMore) {
-  die_often({Path::ipc, false, 0});
-}
-TEST(TransfersDeath, BySharedHostMemoryEndsWhatThePeerHadAndNoMore) {
-  die_often({Path::shared, false, 1});
 }
 TEST(TransfersDeath, ByNcclEndsWhatThePeerHadAndNoMore) { die_often({Path::nccl, false, 1}); }
 

@@ -155,58 +155,6 @@ TEST_F(Hostile, CommunicatorsThatAreOpenedOneAfterAnotherAreFewAtATime) {
   world.network->resume(0);
 }
 
-TEST_F(Hostile, MemoryIsOfferedOnce) {
-  TransfersWorld world({});
-  world.await_path(0, 1, 1, 1, Path::ipc);
-  const auto mapped = world.gpu.calls("ipc_open_mem_handle", 1);
-  EXPECT_TRUE(refused(world, encode(OutboxOfferFrame{Path::ipc, {1, 1, 0}, {}})));
-  on_lane(world, [](Lane&) {});
-  EXPECT_EQ(world.gpu.calls("ipc_open_mem_handle", 1), mapped);
-  // Nor twice before the first has been mapped.
-  EXPECT_FALSE(refused(world, encode(OutboxOfferFrame{Path::ipc, {0, 1, 0}, {}})));
-  EXPECT_TRUE(refused(world, encode(OutboxOfferFrame{Path::ipc, {0, 1, 0}, {}})));
-  (void)world.take_protocol_error();  // of worker 0, which has not offered that
-}
-
-// Of another path, of another transfer, or of a device that its sender does not have.
-TEST_F(Hostile, FramesOfOutboxesThatAreMixedUpAreRefused) {
-  TransfersWorld world({.adjust = [](std::size_t, DeviceTransfers::Options& options) {
-    options.use_ipc = false;
-    options.use_shared = true;
-  }});
-  world.await_path(0, 1, 1, 1, Path::shared);
-  const TransferId last = world.transfers[0]->new_id();
-  // Nothing is lent, whatever transfer it is said to be of.
-  for (const Path path : {Path::ipc, Path::shared})
-    EXPECT_TRUE(refused(world, encode(FreeFrame{path, last - 1, 1, 0}), 0)) << short_name(path);
-  EXPECT_TRUE(refused(world, encode(OutboxReadyFrame{Path::ipc, {1, 1, 0}, 0, ""}), 0));
-  EXPECT_TRUE(refused(world, encode(OutboxOfferFrame{Path::shared, {1, 1, 0}, {}})));  // once more
-  EXPECT_TRUE(refused(world, encode(OutboxOfferFrame{Path::shared, {7, 1, 0}, {}})));
-  // A slot that is lent stays so: what the destination copies does not end.
-  const int gate = world.gpu.make_gate();
-  on_lane(world, [&](Lane& lane) {
-    FakeGpu::Kernel kernel;
-    kernel.gate = gate;
-    EXPECT_EQ(world.gpu.launch(world.process(1), lane.copies_in(), std::move(kernel)),
-              cuda::kSuccess);
-  });
-  const auto transfer = world.start(0, 1, 1, 1, 20 * kMegabyte, 'a');
-  const TransferId id = last + 1;
-  const auto lent = [&](TransferId of, std::uint32_t slot) {
-    return refused(world, encode(FreeFrame{Path::shared, of, 1, slot}), 0);
-  };
-  EXPECT_TRUE(eventually([&] {
-    for (std::uint32_t slot = 0; slot < Outbox::kSlots; ++slot) {
-      EXPECT_TRUE(lent(id + 1, slot));
-      if (!lent(id, slot)) return true;
-    }
-    return false;
-  }));
-  world.lose(1);
-  EXPECT_TRUE(eventually([&] { return transfer->sent == 1; }));
-  world.gpu.open_gate(gate);
-}
-
 TEST_F(Hostile, ADestinationGrantsNoMoreChunksThanItHasSlotsFor) {
   TransfersWorld world({.adjust = only_staging});
   world.expect_arrival(0, 0, 1, 1, 1000, 'a');

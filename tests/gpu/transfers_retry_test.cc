@@ -8,16 +8,13 @@
 #include <thread>
 #include <vector>
 
-#include "stitch/transport/gpu/transfer_frames.h"
 #include "tests/gpu/transfers_world.h"
-#include "tests/support/error_of.h"
 #include "tests/support/eventually.h"
 
 namespace stitch::transport::gpu::test::transfers_retry_test {
 namespace {
 
 using namespace std::chrono_literals;
-using stitch::testing::error_of;
 using stitch::testing::eventually;
 
 void with_short_pauses(std::size_t, DeviceTransfers::Options& options) {
@@ -47,6 +44,15 @@ void run_until(TransfersWorld& world, int gate, cuda::Stream& stream) {
   ASSERT_EQ(world.gpu.launch(world.process(0), stream, std::move(kernel)), cuda::kSuccess);
 }
 
+// Transfers to worker 1 until it has refused the communicator for them.
+void await_refusal(TransfersWorld& world) {
+  world.gpu.inject(1, "comm_init_rank_config", nccl::kSystemError);
+  ASSERT_TRUE(eventually([&] {
+    world.expect_arrival(0, 0, 1, 1, 3000, 'a');
+    return failures(world, 0, 1, Path::nccl) == 1;
+  }));
+}
+
 TEST(PathPause, GrowsUntilATransferHasComeByThePath) {
   PathPause pause;
   EXPECT_TRUE(pause.over());
@@ -69,75 +75,13 @@ TEST(PathPause, GrowsUntilATransferHasComeByThePath) {
   EXPECT_FALSE(pause.over());
 }
 
-TEST(Retry, ProcessesThatAreRefusedSharedMemoryAreOfferedItAgain) {
-  for (const char* const function : {"ipc_get_mem_handle", "ipc_open_mem_handle"}) {
-    TransfersWorld world({.adjust = with_short_pauses});
-    const int refused_in = std::string(function) == "ipc_get_mem_handle" ? 0 : 1;
-    world.gpu.inject(refused_in, function, cuda::kInvalidValue);
-    world.await_path(0, 1, 1, 1, Path::ipc);
-    EXPECT_EQ(failures(world, 0, 1, Path::ipc), 1U) << function;
-    EXPECT_EQ(world.gpu.calls(function, refused_in), 2U) << function;
-    EXPECT_EQ(world.transfers[0]->counters().paused, 0U);
-    world.expect_arrival(0, 1, 1, 1, 20 * kMegabyte, 'a');
-  }
-}
-
-// To allocate and to free wait for the device, on the lane that serves all transfers of it.
-TEST(Retry, WhatIsRefusedMemoryForOtherProcessesAllocatesItOnce) {
-  TransfersWorld world({.adjust = with_short_pauses});
-  for (int i = 0; i < 3; ++i) world.gpu.inject(0, "ipc_get_mem_handle", cuda::kInvalidValue);
-  world.await_path(0, 1, 1, 1, Path::ipc);
-  EXPECT_EQ(failures(world, 0, 1, Path::ipc), 3U);
-  EXPECT_EQ(world.gpu.calls("ipc_get_mem_handle", 0), 4U);
-  const auto sent =
-      world.count(0, 1, Path::ipc, true).messages + world.count(0, 1, Path::staging, true).messages;
-  EXPECT_EQ(world.gpu.calls("malloc", 0), sent + 1);  // the test allocates for each
-}
-
-TEST(Retry, ADeviceThatCannotShareItsMemoryIsAskedOnce) {
-  TransfersWorld world({.workers = 3, .gpu = {.ipc = false}, .adjust = with_short_pauses});
-  constexpr int kTransfers = 30;
-  for (int i = 0; i < kTransfers; ++i) {
-    for (const std::size_t to : {1U, 2U}) world.expect_arrival(0, 1, to, 1, 3000, 'a');
-  }
-  EXPECT_EQ(world.gpu.calls("ipc_get_mem_handle", 0), 1U);
-  EXPECT_EQ(world.gpu.calls("malloc", 0), 2U * kTransfers + 1);
-  EXPECT_EQ(failures(world, 0, 1, Path::ipc) + failures(world, 0, 2, Path::ipc), 1U);
-}
-
 TEST(Retry, APathThatIsRefusedIsNotTriedBeforeItsPauseIsOver) {
-  TransfersWorld world({.gpu = {.ipc = false}, .adjust = with_long_pauses});
-  for (int i = 0; i < 3; ++i) world.expect_arrival(0, 1, 1, 1, 3000, 'a');
-  EXPECT_EQ(world.gpu.calls("ipc_get_mem_handle"), 1U);
-  EXPECT_EQ(failures(world, 0, 1, Path::ipc), 1U);
+  TransfersWorld world({.adjust = with_long_pauses});
+  await_refusal(world);
+  for (int i = 0; i < 3; ++i) world.expect_arrival(0, 0, 1, 1, 3000, 'a');
+  EXPECT_EQ(world.gpu.calls("nccl_comm_init_rank_config", 1), 1U);
+  EXPECT_EQ(failures(world, 0, 1, Path::nccl), 1U);
   EXPECT_EQ(world.transfers[0]->counters().paused, 1U);
-}
-
-TEST(Retry, WhatSharedMemoryHadGoesByStagingWhenACopyFailsAtEitherEnd) {
-  for (const int round : {0, 1, 2, 3}) {
-    const int failing = round % 2;
-    const Path path = round / 2 == 0 ? Path::ipc : Path::shared;
-    for (const int nth : {1, 5}) {  // before the first bytes have come, and after some of one
-      TransfersWorld world({.adjust = [&](std::size_t, DeviceTransfers::Options& options) {
-        options.reopen_backoff = 1ms;
-        options.use_ipc = path == Path::ipc;
-        options.use_shared = path == Path::shared;
-      }});
-      world.await_path(0, 1, 1, 1, path);
-      world.gpu.inject(failing, "memcpy_async", cuda::kInvalidValue, nth);
-      std::vector<std::shared_ptr<TestTransfer>> transfers;
-      for (int i = 0; i < (nth == 1 ? 3 : 1); ++i)
-        transfers.push_back(world.start(0, 1, 1, 1, 41 * kMegabyte + 5, static_cast<char>(i)));
-      for (const auto& transfer : transfers) {
-        ASSERT_NO_FATAL_FAILURE(world.wait(*transfer));
-        world.expect_bytes(*transfer);
-      }
-      EXPECT_EQ(failures(world, 0, 1, path), 1U) << failing << ", " << nth;
-      EXPECT_GE(world.transfers[0]->counters().retries, 1U);
-      world.await_path(0, 1, 1, 1, path);                     // it is offered again
-      world.expect_arrival(0, 1, 1, 1, 75 * kMegabyte, 'e');  // all slots are there
-    }
-  }
 }
 
 TEST(Retry, WhatACopyBetweenDevicesHadGoesByStagingWhenItFails) {
@@ -171,13 +115,9 @@ TEST(Retry, SeveralCopiesThatFailTogetherAreOneFailure) {
 }
 
 TEST(Retry, OfAPeerThatIsLostNoPauseAndNoFailureIsKept) {
-  TransfersWorld world({.gpu = {.ipc = false}, .adjust = with_long_pauses});
-  // The first ones may go by staging without a try, before the peer has said where it is.
-  ASSERT_TRUE(eventually([&] {
-    world.expect_arrival(0, 1, 1, 1, 3000, 'a');
-    return world.transfers[0]->counters().paused == 1;
-  }));
-  EXPECT_EQ(failures(world, 0, 1, Path::ipc), 1U);
+  TransfersWorld world({.adjust = with_long_pauses});
+  await_refusal(world);
+  EXPECT_EQ(world.transfers[0]->counters().paused, 1U);
   world.lose(1);
   EXPECT_TRUE(eventually([&] { return world.transfers[0]->counters().paused == 0; }));
   EXPECT_TRUE(world.transfers[0]->counters().failures.empty());
@@ -192,12 +132,10 @@ TEST(Retry, CopiesBetweenDevicesThatFailTheirTestAreTestedAgain) {
 
 // The memory of the test at the source waits for the source's device, on its lane.
 TEST(Retry, TestingCopiesBetweenDevicesHoldsUpNothingThatIsForTheDestination) {
-  TransfersWorld world({.workers = 3,
-                        .processes = {0, 0, 1},
-                        .adjust = [](std::size_t, DeviceTransfers::Options& options) {
-                          options.use_nccl = false;
-                          options.use_ipc = false;
-                        }});
+  TransfersWorld world(
+      {.workers = 3,
+       .processes = {0, 0, 1},
+       .adjust = [](std::size_t, DeviceTransfers::Options& options) { options.use_nccl = false; }});
   world.expect_arrival(2, 0, 1, 1, 5000, 'a');  // by staging, whose memory is there from now on
   world.expect_arrival(0, 0, 1, 0, 5000, 'b');  // they know each other
   const int begin = world.gpu.make_gate();
@@ -262,26 +200,6 @@ TEST(Retry, ACommunicatorThatBreaksWithItsFirstTransferWaitsLongerEachTime) {
   }
   EXPECT_GE(std::chrono::steady_clock::now() - begun, 100ms + 200ms + 400ms);
   EXPECT_EQ(world.count(0, 1, Path::nccl, true).messages, 0U);
-}
-
-TEST(Retry, MemoryIsOfferedAgainOnlyAfterItWasRefusedOrClosed) {
-  TransfersWorld world({.adjust = with_long_pauses});
-  const auto refused = [&](const base::Bytes& frame) {
-    return error_of([&] { world.transfers[1]->on_frame(0, frame.span()); }).code() ==
-           ErrorCode::protocol;
-  };
-  world.await_path(0, 1, 1, 1, Path::ipc);
-  EXPECT_TRUE(refused(encode(OutboxOfferFrame{Path::ipc, {1, 1, 1}, {}}))) << "while it is mapped";
-  const auto closed = world.gpu.calls("ipc_close_mem_handle", 1);
-  world.transfers[1]->on_frame(
-      0, encode(OutboxBreakFrame{Path::ipc, {1, 1, 7}, "not this one"}).span());
-  world.transfers[1]->on_frame(0, encode(OutboxBreakFrame{Path::ipc, {1, 1, 0}, "enough"}).span());
-  ASSERT_TRUE(eventually([&] { return world.gpu.calls("ipc_close_mem_handle", 1) > closed; }));
-  ASSERT_TRUE(eventually([&] { return failures(world, 0, 1, Path::ipc) == 1; }));
-  EXPECT_TRUE(refused(encode(OutboxOfferFrame{Path::ipc, {1, 1, 0}, {}})))
-      << "with a number it had";
-  world.expect_arrival(0, 1, 1, 1, 5000, 'a');
-  EXPECT_GE(world.count(0, 1, Path::staging, true).messages, 1U);
 }
 
 }  // namespace

@@ -71,21 +71,6 @@ TEST(Said, AnEndWithoutNcclIsNamedWithTheReasonIfItIsThisOne) {
   EXPECT_EQ(world.said(0, 1), Lines{});
 }
 
-TEST(Said, MemoryThatProcessesCannotShareWithTheErrorOfCuda) {
-  for (const bool supported : {false, true}) {
-    TransfersWorld world({.gpu = {.ipc = supported}, .adjust = that_try_again_soon});
-    if (supported) {  // refused at the destination, twice
-      for (int i = 0; i < 2; ++i) world.gpu.inject(1, "ipc_open_mem_handle", cuda::kInvalidValue);
-    }
-    const Lines lines = said_after_transfers(world, 1);
-    ASSERT_EQ(lines.size(), 1U);
-    EXPECT_NE(lines[0].find("IPC of device 1 is not used, pinned memory is: "), std::string::npos);
-    const char* const error =
-        world.cuda(0).get_error_string(supported ? cuda::kInvalidValue : cuda::kNotSupported);
-    EXPECT_NE(lines[0].find(error), std::string::npos) << lines[0] << " has no " << error;
-  }
-}
-
 TEST(Said, ACommunicatorThatDoesNotOpenOrFailsItsTestWithTheErrorOfNccl) {
   for (const char* const function : {"comm_init_rank_config", "send"}) {
     TransfersWorld world({.adjust = that_try_again_soon});
@@ -142,7 +127,7 @@ TEST(Said, ADeviceThatDoesWithoutNcclAfterAnAbortThatHung) {
 TEST(Said, NothingWhereAllIsWell) {
   TransfersWorld world({.workers = 3, .processes = {0, 0, 1}});
   world.await_path(0, 0, 2, 1, Path::nccl);
-  world.await_path(0, 0, 2, 0, Path::ipc);
+  world.await_path(0, 0, 2, 0, Path::staging);
   world.await_path(0, 0, 1, 0, Path::local);
   world.await_path(0, 0, 1, 1, Path::peer);
   world.end();

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <future>
 #include <new>
@@ -54,17 +55,23 @@ TEST(Shortage, TheLossOfAPeerIsDealtWithToTheEnd) {
   EXPECT_TRUE(eventually([&] { return world.gpu.open_communicators() == 0; }));
 }
 
-TEST(Shortage, WhatAPeerOffersForADeviceIsRefusedWhenThereIsNoThreadForIt) {
-  TransfersWorld world({.gpu = {.devices = 3}, .adjust = with_short_back_off});
-  world.expect_arrival(0, 0, 1, 1, 5000, 'a');
+TEST(Shortage, ACommunicatorForADeviceIsRefusedWhenThereIsNoThreadForIt) {
+  std::atomic<int> refusals{0};  // by worker 1
+  TransfersWorld world(
+      {.gpu = {.devices = 3}, .adjust = [&](std::size_t worker, DeviceTransfers::Options& options) {
+         options.reopen_backoff = 1ms;
+         if (worker != 1) return;
+         options.send_frame = [&, send = options.send_frame](PeerId to, base::Bytes frame) {
+           if (kind_of(frame.span()) == FrameKind::comm_break) ++refusals;
+           send(to, std::move(frame));
+         };
+       }});
+  world.expect_arrival(0, 1, 1, 1, 5000, 'a');  // on one GPU: they know each other, and no more
   {
     const NoMoreThreads none;  // device 2 of worker 1 has none yet
-    EXPECT_NO_THROW(
-        world.transfers[1]->on_frame(0, encode(OutboxOfferFrame{Path::ipc, {0, 2, 0}, {}}).span()));
     EXPECT_NO_THROW(world.transfers[1]->on_frame(
         0, encode(CommOpenFrame{{1, 2, 1}, nccl::version_code(2, 28, 9), 4096, {}}).span()));
-    // Worker 0 is told, which has not offered anything.
-    EXPECT_TRUE(eventually([&] { return !world.take_protocol_error().empty(); }));
+    EXPECT_TRUE(eventually([&] { return refusals == 1; }));
   }
   world.await_path(0, 0, 1, 2, Path::nccl);
 }
@@ -113,40 +120,6 @@ TEST(Shortage, WhatIsThrownWhileATransferIsTakenOverFailsThatTransfer) {
   world.gpu.open_gate(gate);
   world.expect_arrival(0, 0, 1, 0, 1000, 'b');
   EXPECT_EQ(world.cuda(0).free(memory), cuda::kSuccess);
-}
-
-TEST(Shortage, AFrameWithoutMemoryWhenSharedMemoryBreaksFailsItsTransferAlone) {
-  constexpr std::byte kRetryFrame{4};
-  std::atomic<int> retries{-1};  // of worker 1, once they count
-  TransfersWorld world({.adjust = [&](std::size_t worker, DeviceTransfers::Options& options) {
-    options.reopen_backoff = 1ms;
-    if (worker != 1) return;
-    options.send_frame = [&, send = options.send_frame](PeerId to, base::Bytes frame) {
-      if (frame.span()[0] == kRetryFrame && retries >= 0 && ++retries == 2) throw std::bad_alloc();
-      send(to, std::move(frame));
-    };
-  }});
-  world.await_path(0, 1, 1, 1, Path::ipc);
-  retries = 0;
-  // Their chunks are copied while the others wait for slots.
-  world.gpu.inject(1, "memcpy_async", cuda::kInvalidValue, 4);
-  std::vector<std::shared_ptr<TestTransfer>> transfers;
-  for (int i = 0; i < 3; ++i)
-    transfers.push_back(world.start(0, 1, 1, 1, 70 * kMegabyte, static_cast<char>(i)));
-  int failed = 0;
-  for (const auto& transfer : transfers) {
-    ASSERT_NO_FATAL_FAILURE(world.wait(*transfer));
-    EXPECT_EQ(transfer->send_error.has_value(), transfer->receive_error.has_value());
-    if (transfer->send_error) {
-      ++failed;
-    } else {
-      world.expect_bytes(*transfer);
-    }
-  }
-  EXPECT_EQ(failed, 1);
-  EXPECT_GE(retries, 2);
-  world.await_path(0, 1, 1, 1, Path::ipc);
-  world.expect_arrival(0, 1, 1, 1, 5000, 'd');
 }
 
 TEST(Shortage, WhatHasNoMemoryHasRoomInTheSinkWhateverPairHasComeFirst) {

@@ -55,7 +55,6 @@ std::uint64_t run(std::uint64_t seed, const Faults& faults) {
        .max_delay = std::chrono::microseconds(seed % 7 * 100),
        .adjust = [&](std::size_t, DeviceTransfers::Options& options) {
          options.reopen_backoff = 1ms;
-         options.use_shared = seed % 2 == 0;
          // An error inside a group ends it in NCCL; the double's injected ones do not.
          options.nccl_piece_bytes = faults.errors ? 1 << 20 : 64 * 1024;
          if (seed % 8 == 7) options.cts_timeout = 1ms;

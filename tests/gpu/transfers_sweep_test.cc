@@ -8,10 +8,8 @@
 #include <memory>
 #include <span>
 #include <string>
-#include <thread>
 #include <vector>
 
-#include "stitch/transport/gpu/transfer_frames.h"
 #include "tests/gpu/transfers_world.h"
 
 namespace stitch::transport::gpu::test::transfers_sweep_test {
@@ -42,8 +40,6 @@ constexpr Call kCuda[] = {
     {"free"},
     {"host_alloc"},
     {"free_host"},
-    {"host_register"},
-    {"host_unregister"},
     {"memcpy_async"},
     {"memcpy_peer_async"},
     {"memset_async"},
@@ -51,9 +47,6 @@ constexpr Call kCuda[] = {
     {"event_create_with_flags"},
     {"event_record"},
     {"event_query"},
-    {"ipc_get_mem_handle"},
-    {"ipc_open_mem_handle"},
-    {"ipc_close_mem_handle"},
     {"device_can_access_peer"},
     {"device_enable_peer_access"},
 };
@@ -76,7 +69,6 @@ class Sweep {
                 .max_delay = 0us,
                 .adjust = [&](std::size_t, DeviceTransfers::Options& options) {
                   options.use_nccl = way.path == Path::nccl;
-                  options.use_shared = way.path == Path::shared;
                   options.nccl_piece_bytes = 4096;
                   options.reopen_backoff = 1ms;
                   options.stall_timeout = 1s;
@@ -102,7 +94,6 @@ class Sweep {
     }
     if (is_usable_afterwards) {
       EXPECT_GE(by_path(), 2U) << "it is not used any more";
-      if (by_slots(way_.path)) close_and_open_again(by_path);
       round();
     }
     const bool came = world_.gpu.all_injected();
@@ -112,24 +103,6 @@ class Sweep {
   }
 
  private:
-  // So that what only ends a path is called, too. Device memory that cannot be unmapped stays, and
-  // is not offered again.
-  template <class ByPath>
-  void close_and_open_again(ByPath by_path) {
-    const auto device = static_cast<std::uint32_t>(way_.to_device);
-    for (std::uint64_t offer = 0; offer < 8; ++offer)  // the one that is mapped, whichever it is
-      world_.transfers[1]->on_frame(
-          0, encode(OutboxBreakFrame{way_.path, {0, device, offer}, "enough"}).span());
-    const bool comes_back =
-        way_.path == Path::shared || std::string(call_.function) != "ipc_close_mem_handle";
-    const auto before = by_path();
-    for (int i = 0; i < 200 && by_path() < before + 2; ++i) {
-      round();
-      if (::testing::Test::HasFailure() || !comes_back) return;
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));  // as long as its pause
-    }
-    EXPECT_GE(by_path(), before + 2) << "it does not come back";
-  }
   void round() {
     std::vector<std::shared_ptr<TestTransfer>> started;
     for (const char value : {'a', 'b'})
@@ -145,15 +118,12 @@ class Sweep {
   }
   void check_leaks() {
     const std::string function = call_.function;
-    constexpr std::size_t kOutbox = OutboxLayout::bytes(Path::ipc);
     for (const int device : {0, 1}) {
-      // An outbox that a peer has not closed is left to the end of its process.
-      const std::size_t used = world_.gpu.device_memory_used(device);
-      if (function == "free") continue;
-      EXPECT_EQ(used % kOutbox, 0U) << "device " << device;
-      EXPECT_LE(used, way_.path == Path::ipc ? 2 * kOutbox : 0U) << "device " << device;
+      if (function != "free") {
+        EXPECT_EQ(world_.gpu.device_memory_used(device), 0U) << "device " << device;
+      }
     }
-    if (function != "free_host" && function != "host_unregister") {
+    if (function != "free_host") {
       EXPECT_EQ(world_.gpu.pinned_memory_used(), 0U);
     }
     EXPECT_EQ(world_.gpu.live_events(), 0U);
@@ -184,19 +154,15 @@ void sweep(const Way& way, std::span<const Call> calls, bool is_usable_afterward
 constexpr Way kStaging{Path::staging, false, 1};
 constexpr Way kLocal{Path::local, true, 0};
 constexpr Way kPeer{Path::peer, true, 1};
-constexpr Way kIpc{Path::ipc, false, 0};
-constexpr Way kShared{Path::shared, false, 1};
 constexpr Way kNcclWay{Path::nccl, false, 1};
 
 TEST(Sweep, ByStagingEveryTransferEndsWhateverCallFails) { sweep(kStaging, kCuda); }
 TEST(Sweep, ByACopyOnTheDeviceEveryTransferEndsWhateverCallFails) { sweep(kLocal, kCuda); }
 TEST(Sweep, ByACopyBetweenDevicesEveryTransferEndsWhateverCallFails) { sweep(kPeer, kCuda); }
-TEST(Sweep, BySharedMemoryEveryTransferEndsWhateverCallFails) { sweep(kIpc, kCuda); }
-TEST(Sweep, BySharedHostMemoryEveryTransferEndsWhateverCallFails) { sweep(kShared, kCuda); }
 TEST(Sweep, ByNcclEveryTransferEndsWhateverCallOfCudaFails) { sweep(kNcclWay, kCuda); }
 TEST(Sweep, ByNcclEveryTransferEndsWhateverCallOfNcclFails) { sweep(kNcclWay, kNccl); }
 TEST(Sweep, ADeviceThatCannotBeSetUpFailsItsTransfers) {
-  for (const Way& way : {kStaging, kIpc, kShared, kNcclWay}) sweep(way, kFirst, false);
+  for (const Way& way : {kStaging, kNcclWay}) sweep(way, kFirst, false);
 }
 
 }  // namespace

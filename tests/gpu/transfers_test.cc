@@ -22,9 +22,6 @@ void without_nccl(std::size_t, DeviceTransfers::Options& options) { options.use_
 void with_quick_reopening(std::size_t, DeviceTransfers::Options& options) {
   options.reopen_backoff = 1ms;
 }
-void without_reopening(std::size_t, DeviceTransfers::Options& options) {
-  options.reopen_backoff = 1h;
-}
 
 TEST(Transfers, BytesGoByStagingWhereThereIsNoOtherPath) {
   TransfersWorld world({.adjust = without_nccl});
@@ -124,110 +121,11 @@ TEST(Transfers, TransfersAboveThePieceSizeGoInPieces) {
   EXPECT_GE(world.gpu.calls("nccl_send"), 6U);
 }
 
-TEST(Transfers, ProcessesOnOneDeviceDoNotUseNccl) {
+TEST(Transfers, ProcessesOnOneDeviceGoByStaging) {
   TransfersWorld world({});
   for (int i = 0; i < 3; ++i) world.expect_arrival(0, 1, 1, 1, 3000, 'a');
+  EXPECT_EQ(world.count(0, 1, Path::staging, true).messages, 3U);
   EXPECT_EQ(world.gpu.calls("nccl_comm_init_rank_config"), 0U);
-}
-
-TEST(Transfers, ProcessesOnOneDeviceShareMemoryOnceThatIsTested) {
-  TransfersWorld world({});
-  world.await_path(0, 1, 1, 1, Path::ipc);
-  world.await_path(1, 1, 0, 1, Path::ipc);
-  world.expect_arrival(0, 1, 1, 1, 1, 'a');
-  // More than all slots, in both directions, beside others that need some.
-  const auto large = world.start(0, 1, 1, 1, 75 * kMiB + 3, 'b');
-  const auto back = world.start(1, 1, 0, 1, 17 * kMiB, 'c');
-  world.expect_arrival(0, 1, 1, 1, 5000, 'd');
-  world.wait(*large);
-  world.wait(*back);
-  world.expect_bytes(*large);
-  world.expect_bytes(*back);
-  EXPECT_GE(world.count(1, 0, Path::ipc, false).bytes, 75 * kMiB);
-}
-
-void by_shared_memory(std::size_t, DeviceTransfers::Options& options) {
-  options.use_nccl = false;
-  options.use_shared = true;
-}
-
-TEST(Transfers, ProcessesOfOneHostShareItsMemoryOnceThatIsTested) {
-  TransfersWorld world({.workers = 3, .adjust = by_shared_memory});
-  world.await_path(0, 0, 1, 1, Path::shared);
-  world.await_path(1, 1, 0, 0, Path::shared);
-  world.await_path(0, 0, 2, 1, Path::shared);
-  world.expect_arrival(0, 0, 1, 1, 1, 'a');
-  // More than all slots, in both directions, beside others that need some.
-  const auto large = world.start(0, 0, 1, 1, 75 * kMiB + 3, 'b');
-  const auto back = world.start(1, 1, 0, 0, 17 * kMiB, 'c');
-  const auto other = world.start(0, 0, 2, 1, 9 * kMiB, 'e');
-  world.expect_arrival(0, 0, 1, 1, 5000, 'd');
-  for (const auto& transfer : {large, back, other}) {
-    world.wait(*transfer);
-    world.expect_bytes(*transfer);
-  }
-  EXPECT_GE(world.count(1, 0, Path::shared, false).bytes, 75 * kMiB);
-  // Its own memory once, whatever the number of peers, and that of the one peer that sends here.
-  EXPECT_EQ(world.gpu.calls("host_register", 0), 2U);
-}
-
-TEST(Transfers, WhereNcclIsOpenHostMemoryIsNotShared) {
-  TransfersWorld world({.adjust = [](std::size_t, DeviceTransfers::Options& options) {
-    options.use_shared = true;
-  }});
-  world.await_path(0, 0, 1, 1, Path::nccl);
-  world.await_path(0, 1, 1, 1, Path::ipc);
-  EXPECT_EQ(world.gpu.calls("host_register"), 0U);
-}
-
-TEST(Transfers, WhereIpcIsRefusedProcessesOnOneDeviceShareHostMemory) {
-  TransfersWorld world(
-      {.gpu = {.ipc = false}, .adjust = [](std::size_t, DeviceTransfers::Options& options) {
-         options.reopen_backoff = 1h;
-         options.use_shared = true;
-       }});
-  world.await_path(0, 1, 1, 1, Path::shared);
-  world.expect_arrival(0, 1, 1, 1, 9 * kMiB, 'a');
-}
-
-TEST(Transfers, WhereHostMemoryCannotBePinnedTransfersGoByStaging) {
-  for (const int refused_in : {0, 1}) {
-    TransfersWorld world({.adjust = [](std::size_t, DeviceTransfers::Options& options) {
-      options.use_nccl = false;
-      options.use_shared = true;
-      options.reopen_backoff = 1h;
-    }});
-    world.gpu.inject(refused_in, "host_register", cuda::kInvalidValue);
-    for (int i = 0; i < 4; ++i) world.expect_arrival(0, 0, 1, 1, 3 * kMiB, 'a');
-    EXPECT_EQ(world.count(0, 1, Path::staging, true).messages, 4U);
-    EXPECT_EQ(world.gpu.calls("host_register", refused_in), 1U);
-  }
-}
-
-TEST(Transfers, WhereIpcIsRefusedProcessesOnOneDeviceGoByStaging) {
-  TransfersWorld world({.gpu = {.ipc = false}, .adjust = without_reopening});
-  for (int i = 0; i < 4; ++i) world.expect_arrival(0, 1, 1, 1, 3 * kMiB, 'a');
-  EXPECT_EQ(world.count(0, 1, Path::staging, true).messages, 4U);
-  EXPECT_EQ(world.gpu.calls("ipc_get_mem_handle"), 1U);
-}
-
-TEST(Transfers, WhereMappingFailsProcessesOnOneDeviceGoByStaging) {
-  TransfersWorld world({.adjust = without_reopening});
-  world.gpu.inject(1, "ipc_open_mem_handle", cuda::kInvalidValue);
-  for (int i = 0; i < 4; ++i) world.expect_arrival(0, 1, 1, 1, 3 * kMiB, 'a');
-  EXPECT_EQ(world.count(0, 1, Path::staging, true).messages, 4U);
-  EXPECT_EQ(world.gpu.calls("ipc_open_mem_handle", 1), 1U);
-}
-
-TEST(Transfers, TheSlotsOfALostPeerHoldBackNoOtherPeer) {
-  TransfersWorld world({.workers = 3});
-  world.await_path(0, 1, 1, 1, Path::ipc);
-  world.await_path(0, 1, 2, 1, Path::ipc);
-  const auto lost = world.start(0, 1, 1, 1, 70 * kMiB, 'x');
-  world.lose(1);
-  EXPECT_TRUE(stitch::testing::eventually([&] { return lost->sent > 0; }));
-  world.expect_arrival(0, 1, 2, 1, 70 * kMiB, 'y');
-  EXPECT_GE(world.count(0, 2, Path::ipc, true).bytes, 70 * kMiB);
 }
 
 TEST(Transfers, ACancelThatCrossesTheEndLeavesNothingBehind) {
@@ -265,19 +163,17 @@ TEST(Transfers, NothingIsReadBeforeItsEventHasHappened) {
 }
 
 TEST(Transfers, NoPathWaitsForADeviceOrAStream) {
-  TransfersWorld world({.workers = 5,
-                        .processes = {0, 0, 1, 2, 3},
+  TransfersWorld world({.workers = 4,
+                        .processes = {0, 0, 1, 2},
                         .adjust = [](std::size_t worker, DeviceTransfers::Options& options) {
-                          if (worker >= 3) options.use_nccl = options.use_ipc = false;
-                          options.use_shared = worker != 3;
+                          options.use_nccl = worker < 3;
                         }});
   std::vector<std::shared_ptr<TestTransfer>> transfers;
   const auto again = [&](std::size_t to, int to_device, Path path) {
     world.await_path(0, 0, to, to_device, path);
     // To allocate and to free may wait for the device, too.
     const char* const waits[] = {"device_synchronize", "stream_synchronize", "event_synchronize",
-                                 "host_alloc",         "free_host",          "host_register",
-                                 "host_unregister"};
+                                 "host_alloc", "free_host"};
     constexpr std::size_t kWaits = std::size(waits);
     std::size_t before[kWaits];
     for (std::size_t i = 0; i < kWaits; ++i) before[i] = world.gpu.calls(waits[i]);
@@ -294,20 +190,16 @@ TEST(Transfers, NoPathWaitsForADeviceOrAStream) {
     EXPECT_LT(world.gpu.calls("free"), freed + 2 * 5);
   };
   again(2, 1, Path::nccl);
-  again(2, 0, Path::ipc);
   again(1, 0, Path::local);
   again(1, 1, Path::peer);
-  again(4, 1, Path::shared);
   again(3, 1, Path::staging);
 }
 
 TEST(Transfers, AreUnderWayAtTheirSourceUntilTheirDestinationHasDealtWithThem) {
-  for (const Path path : {Path::staging, Path::local, Path::nccl, Path::ipc, Path::shared}) {
+  for (const Path path : {Path::staging, Path::local, Path::nccl}) {
     TransfersWorld world({.processes = {0, path == Path::local ? 0 : 1},
-                          .adjust = path == Path::staging  ? without_nccl
-                                    : path == Path::shared ? by_shared_memory
-                                                           : nullptr});
-    const int to_device = path == Path::local || path == Path::ipc ? 0 : 1;
+                          .adjust = path == Path::staging ? without_nccl : nullptr});
+    const int to_device = path == Path::local ? 0 : 1;
     world.await_path(0, 0, 1, to_device, path);
     world.keep_acknowledgments = true;
     const auto transfer = world.start(0, 0, 1, to_device, 5000, 'a');

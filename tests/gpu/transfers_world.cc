@@ -131,7 +131,6 @@ TransfersWorld::TransfersWorld(Options options)
     of_worker.self = i;
     of_worker.lanes = lanes;
     of_worker.identity.process = static_cast<std::uint64_t>(process(i));
-    of_worker.use_shared = false;  // but where a test says otherwise
     of_worker.send_frame = [this, i](PeerId to, base::Bytes frame) {
       auto bytes = std::make_shared<base::Bytes>(std::move(frame));
       network->send(i, to, [this, i, to, bytes] {

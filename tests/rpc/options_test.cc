@@ -240,8 +240,8 @@ TEST(Options, UnknownChoicesAreRefusedInAWorldOfOneToo) {
             "transports is \"infiniband\"; allowed: loopback, shm, tcp, tensorpipe-shm, uv");
   EXPECT_EQ(error_with({}, {.rank = 0, .world_size = 1, .channels = {"basic", "cme"}}),
             "channels is \"cme\"; allowed: basic, cma; did you mean cma?");
-  EXPECT_EQ(error_with({{"STITCH_GPU_PATHS", "nccl,icp"}}, {.rank = 0, .world_size = 1}),
-            "gpu_paths is \"icp\"; allowed: peer, ipc, nccl, shared, staging; did you mean ipc?");
+  EXPECT_EQ(error_with({{"STITCH_GPU_PATHS", "staging,ncl"}}, {.rank = 0, .world_size = 1}),
+            "gpu_paths is \"ncl\"; allowed: peer, nccl, staging; did you mean nccl?");
 }
 
 TEST(Options, ATcpPlaceMayBeAnIpv6Address) {

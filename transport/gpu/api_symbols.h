@@ -17,8 +17,6 @@
   X(free, cudaFree)                                                           \
   X(host_alloc, cudaHostAlloc)                                                \
   X(free_host, cudaFreeHost)                                                  \
-  X(host_register, cudaHostRegister)                                          \
-  X(host_unregister, cudaHostUnregister)                                      \
   X(memcpy_async, cudaMemcpyAsync)                                            \
   X(memcpy_peer_async, cudaMemcpyPeerAsync)                                   \
   X(memset_async, cudaMemsetAsync)                                            \
@@ -34,9 +32,6 @@
   X(event_record, cudaEventRecord)                                            \
   X(event_query, cudaEventQuery)                                              \
   X(event_synchronize, cudaEventSynchronize)                                  \
-  X(ipc_get_mem_handle, cudaIpcGetMemHandle)                                  \
-  X(ipc_open_mem_handle, cudaIpcOpenMemHandle)                                \
-  X(ipc_close_mem_handle, cudaIpcCloseMemHandle)                              \
   X(device_can_access_peer, cudaDeviceCanAccessPeer)                          \
   X(device_enable_peer_access, cudaDeviceEnablePeerAccess)                    \
   X(get_last_error, cudaGetLastError)                                         \

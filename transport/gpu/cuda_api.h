@@ -15,34 +15,26 @@ enum Status : int {
   kInvalidValue = 1,
   kOutOfMemory = 2,
   kNoDevice = 100,
-  kInvalidDevice = 101,
   kInsufficientDriver = 35,
   kNotReady = 600,
   kPeerAccessAlreadyEnabled = 704,
   kIllegalAddress = 700,
   kLaunchFailure = 719,
-  kNotSupported = 801,
 };
 struct StreamTag;
 struct EventTag;
 using Stream = StreamTag*;  // cudaStream_t; null: the default stream
 using Event = EventTag*;    // cudaEvent_t
-struct IpcMemHandle {       // cudaIpcMemHandle_t
-  char reserved[64];
-};
-struct Uuid {  // CUuuid
+struct Uuid {               // CUuuid
   char bytes[16];
 };
 enum CopyKind : int { kHostToDevice = 1, kDeviceToHost = 2, kDeviceToDevice = 3, kAnyCopy = 4 };
 enum CaptureStatus : int { kCaptureNone = 0, kCaptureActive = 1, kCaptureInvalidated = 2 };
 enum CaptureMode : int { kCaptureGlobal = 0, kCaptureThreadLocal = 1, kCaptureRelaxed = 2 };
 
-inline constexpr unsigned kStreamNonBlocking = 1;     // cudaStreamNonBlocking
-inline constexpr unsigned kEventDisableTiming = 2;    // cudaEventDisableTiming
-inline constexpr unsigned kEventInterprocess = 4;     // cudaEventInterprocess
-inline constexpr unsigned kHostAllocPortable = 1;     // cudaHostAllocPortable
-inline constexpr unsigned kHostRegisterPortable = 1;  // cudaHostRegisterPortable
-inline constexpr unsigned kIpcLazyPeerAccess = 1;     // cudaIpcMemLazyEnablePeerAccess
+inline constexpr unsigned kStreamNonBlocking = 1;   // cudaStreamNonBlocking
+inline constexpr unsigned kEventDisableTiming = 2;  // cudaEventDisableTiming
+inline constexpr unsigned kHostAllocPortable = 1;   // cudaHostAllocPortable
 
 }  // namespace cuda
 
@@ -65,8 +57,6 @@ struct CudaApi {
   cuda::Status (*free)(void* memory);
   cuda::Status (*host_alloc)(void** memory, std::size_t bytes, unsigned flags);
   cuda::Status (*free_host)(void* memory);
-  cuda::Status (*host_register)(void* memory, std::size_t bytes, unsigned flags);
-  cuda::Status (*host_unregister)(void* memory);
 
   cuda::Status (*memcpy_async)(void* to, const void* from, std::size_t bytes, cuda::CopyKind kind,
                                cuda::Stream stream);
@@ -90,9 +80,6 @@ struct CudaApi {
   cuda::Status (*event_query)(cuda::Event event);  // kSuccess or kNotReady
   cuda::Status (*event_synchronize)(cuda::Event event);
 
-  cuda::Status (*ipc_get_mem_handle)(cuda::IpcMemHandle* handle, void* memory);
-  cuda::Status (*ipc_open_mem_handle)(void** memory, cuda::IpcMemHandle handle, unsigned flags);
-  cuda::Status (*ipc_close_mem_handle)(void* memory);
   cuda::Status (*device_can_access_peer)(int* can, int device, int peer);
   cuda::Status (*device_enable_peer_access)(int peer, unsigned flags);
 

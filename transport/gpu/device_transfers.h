@@ -86,10 +86,8 @@ class DeviceTransfers {
     std::string why_no_nccl;  // where there is none
     // What tells processes and hosts apart; this_process() but for tests of several in one.
     ProcessIdentity identity = this_process();
-    bool use_nccl = true;    // where the library is there
-    bool use_peer = true;    // between devices of one process
-    bool use_ipc = true;     // between processes on one GPU
-    bool use_shared = true;  // between processes on one host, where there is no better path
+    bool use_nccl = true;  // where the library is there
+    bool use_peer = true;  // between devices of one process
     std::chrono::nanoseconds cts_timeout = std::chrono::seconds(2);
     std::chrono::nanoseconds open_timeout = std::chrono::seconds(20);   // of a communicator
     std::chrono::nanoseconds stall_timeout = std::chrono::seconds(10);  // plus 10 ns a byte
@@ -98,8 +96,6 @@ class DeviceTransfers {
     std::chrono::nanoseconds reopen_backoff = std::chrono::seconds(1);
     // A peer that owes something and is not heard of for so long: its transfers fail.
     std::chrono::nanoseconds silence_timeout = std::chrono::seconds(60);
-    // How long a peer may read a slot of shared memory, should it be lost: then it is used again.
-    std::chrono::nanoseconds slot_grace = std::chrono::seconds(10);
     std::size_t nccl_piece_bytes = std::size_t{64} << 20;  // larger transfers go in pieces
     // Communicators by which a device sends: for one more, the one that was not used for longest is
     // closed, if that is so long. Each takes some 100 MiB of the device.

@@ -98,7 +98,6 @@ struct Outgoing {
   std::uint64_t data_sent = 0;            // those that were sent
   bool reading = false;                   // a launch of this end reads it or will
   std::optional<FinishedFrame> finished;  // what the destination said
-  std::optional<std::chrono::steady_clock::time_point> slot_wanted;  // of the outbox, since then
 
   // Of the lane.
   std::uint64_t offset = 0;  // of the next chunk to copy
@@ -172,19 +171,6 @@ class DeviceTransfers::Impl : public std::enable_shared_from_this<Impl> {
     PairPtr pair;             // null: there is none that is not broken
     PathPause pause;
     std::vector<PairPtr> accepted{};  // destination: those that may not have ended yet
-  };
-  // Own memory that a peer maps, for a path.
-  struct OwnOutbox {
-    PathState state = PathState::untried;
-    std::uint64_t offers = 0;  // so far; the number of the next
-    bool mapped = false;       // by the peer, until OUTBOX_CLOSED
-    PathPause pause;
-  };
-  // A peer's memory.
-  struct PeerOutbox {
-    std::uint64_t offer = 0;      // its number
-    std::byte* mapped = nullptr;  // here, and tested
-    bool closed = false;          // refused or unmapped: may be offered again
   };
   struct Peer {
     bool hello_sent = false;
@@ -299,8 +285,6 @@ class DeviceTransfers::Impl : public std::enable_shared_from_this<Impl> {
   void start_watching();
   void watch_peers(Clock::time_point begun, std::chrono::nanoseconds interval);
   void end_silent(PeerId peer);
-  [[nodiscard]] std::vector<OutgoingPtr> without_slot(Clock::time_point now) const
-      STITCH_REQUIRES(mutex_);
 
   // --- staged_path.cc ---
   void start_staged(const IncomingPtr& transfer);
@@ -318,40 +302,6 @@ class DeviceTransfers::Impl : public std::enable_shared_from_this<Impl> {
   [[nodiscard]] bool adopt(const IncomingPtr& transfer, const Lanes::LocalSource& source);
   void test_peer_copies(PeerId to, int source, int destination);
   void peer_copies_failed(PeerId peer, int device, int source, int destination, const char* why);
-
-  // --- outbox_opening.cc ---
-  // Peer, path (ipc or shared), source device, destination device.
-  using OutboxKey = std::tuple<PeerId, Path, std::uint32_t, std::uint32_t>;
-  [[nodiscard]] bool uses_outbox(Path path) const;
-  [[nodiscard]] PathState outbox_state(Lane& lane, Path path, PeerId peer,
-                                       std::uint32_t to_device) const STITCH_REQUIRES(mutex_);
-  void open_outbox(Lane& lane, Path path, PeerId peer, std::uint32_t to_device);
-  // Source: it was refused, or broke.
-  void outbox_failed(const OutboxKey& key, const char* why) STITCH_REQUIRES(mutex_);
-  void on_outbox_offer(PeerId from, const OutboxOfferFrame& frame);
-  // Maps it once nothing holds the device: to allocate and to free would wait for what holds it.
-  void map_later(Lane& lane, PeerId from, const OutboxOfferFrame& frame);
-  void map_outbox(Lane& lane, PeerId from, const OutboxOfferFrame& frame);
-  void on_outbox_ready(PeerId from, const OutboxReadyFrame& frame);
-  void on_outbox_closed(PeerId from, const OutboxClosedFrame& frame);
-  void on_outbox_break(PeerId from, const OutboxBreakFrame& frame);
-  void remove_outbox_user(int device, Path path);
-  // Source: the path of that transfer does not work; it waits for RETRY.
-  void ask_to_break_outbox(const OutgoingPtr& transfer, const Error& why);
-  // Lane of the destination: unmaps what was offered so, and has what came by it sent again.
-  void break_outbox(Lane& lane, const OutboxKey& key, const std::string& why);
-  void unmap_outbox(const OutboxKey& key, const PeerOutbox& memory, bool tell,
-                    const std::string& why);
-  void close_outboxes(std::optional<PeerId> peer, bool tell);
-
-  // --- outbox_path.cc ---
-  void start_by_slots(const IncomingPtr& transfer);
-  void on_slot(PeerId from, const SlotFrame& frame);
-  [[nodiscard]] bool still_by_slots(const Outgoing& transfer) const;
-  void copy_from_slot(const IncomingPtr& transfer, const std::byte* from, const SlotFrame& slot);
-  void begin_by_slots(const OutgoingPtr& transfer);
-  void fill_slot(const OutgoingPtr& transfer, Path path);
-  void on_free(PeerId from, const FreeFrame& frame);
 
   // --- nccl_pairs.cc ---
   [[nodiscard]] PathState nccl_state(const PairSlot& slot, int device) const;
@@ -430,11 +380,6 @@ class DeviceTransfers::Impl : public std::enable_shared_from_this<Impl> {
   std::map<TransferOrder::Pair, PairPtr> ordered_ STITCH_GUARDED_BY(mutex_);  // by token
   // Broken ones whose launches are on the device until their abort has returned.
   std::map<TransferOrder::Pair, PairPtr> retiring_ STITCH_GUARDED_BY(mutex_);
-  std::map<OutboxKey, OwnOutbox> own_outboxes_ STITCH_GUARDED_BY(mutex_);
-  std::map<OutboxKey, PeerOutbox> peer_outboxes_ STITCH_GUARDED_BY(mutex_);
-  // Slots of own memory that were named in a SLOT and not in a FREE, and for which transfer: peer,
-  // path, device, slot.
-  std::map<std::tuple<PeerId, Path, int, int>, TransferId> lent_slots_ STITCH_GUARDED_BY(mutex_);
   std::map<std::tuple<PeerId, int, Path, bool>, PathCount> counts_ STITCH_GUARDED_BY(mutex_);
   std::map<std::tuple<PeerId, int, Path>, std::uint64_t> failures_ STITCH_GUARDED_BY(mutex_);
   std::uint64_t breaks_ STITCH_GUARDED_BY(mutex_) = 0;

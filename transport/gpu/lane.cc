@@ -36,13 +36,7 @@ bool is_over(Lane::Watch& watch) {
 }  // namespace
 
 Lane::Lane(const CudaApi& cuda, int device, KeptStreams& streams)
-    : cuda_(cuda),
-      device_(device),
-      kept_streams_(streams),
-      outgoing_(cuda),
-      incoming_(cuda),
-      device_outbox_(Path::ipc, cuda),
-      host_outbox_(Path::shared, cuda) {
+    : cuda_(cuda), device_(device), kept_streams_(streams), outgoing_(cuda), incoming_(cuda) {
   const base::SignalsBlocked blocked;
   try {
     thread_ = std::thread([this] { run(); });
@@ -215,8 +209,6 @@ void Lane::tear_down() {
   if (sink_ != nullptr) (void)cuda_.free(sink_);
   outgoing_.free_memory();
   incoming_.free_memory();
-  device_outbox_.free_memory();
-  host_outbox_.free_memory();
 }
 
 // What they own may be device memory, which is given back where the device is current.

@@ -16,7 +16,6 @@
 #include "stitch/base/unique_function.h"
 #include "stitch/transport/gpu/cuda_api.h"
 #include "stitch/transport/gpu/kept_streams.h"
-#include "stitch/transport/gpu/outbox.h"
 #include "stitch/transport/gpu/staging_ring.h"
 #include "stitch/transport/gpu/transfer_order.h"
 
@@ -105,10 +104,6 @@ class Lane {
   [[nodiscard]] void* sink();
   [[nodiscard]] StagingRing& outgoing() noexcept { return outgoing_; }
   [[nodiscard]] StagingRing& incoming() noexcept { return incoming_; }
-  // Of Path::ipc or Path::shared.
-  [[nodiscard]] Outbox& outbox(Path path) noexcept {
-    return path == Path::ipc ? device_outbox_ : host_outbox_;
-  }
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -156,8 +151,6 @@ class Lane {
   void* sink_ = nullptr;
   StagingRing outgoing_;
   StagingRing incoming_;
-  Outbox device_outbox_;
-  Outbox host_outbox_;
 
   std::thread thread_;  // last: it uses everything above
 };

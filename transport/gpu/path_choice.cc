@@ -2,9 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
-#include <filesystem>
 #include <fstream>
-#include <system_error>
 
 #include "stitch/base/deadline.h"
 #include "stitch/base/forked.h"
@@ -17,13 +15,9 @@ namespace {
 
 constexpr int kFirstFiveDigitVersion = 10000;  // NCCL 2.9 and later: major * 10000 + minor * 100
 
-// Of the boot, and of the namespace whose steady clock the process has: processes of one host
-// compare readings of it (SlotFrame).
 std::array<std::uint64_t, 2> host_id() {
   std::string text;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> text;
-  std::error_code none;  // of a kernel without them
-  text += std::filesystem::read_symlink("/proc/self/ns/time", none).string();
   std::array<std::uint64_t, 2> id{0, 1};
   for (const char letter : text) {
     id[0] = base::mix_bits(id[0] + static_cast<unsigned char>(letter));
@@ -44,10 +38,6 @@ std::string_view to_string(Path path) noexcept {
       return "peer copy";
     case Path::nccl:
       return "NCCL";
-    case Path::ipc:
-      return "IPC";
-    case Path::shared:
-      return "shared host memory";
   }
   return "unknown path";
 }
@@ -62,10 +52,6 @@ std::string_view short_name(Path path) noexcept {
       return "peer";
     case Path::nccl:
       return "nccl";
-    case Path::ipc:
-      return "ipc";
-    case Path::shared:
-      return "shared";
   }
   return "unknown";
 }
@@ -106,23 +92,14 @@ PathChoice choose_path(const PathEnd& source, const PathEnd& destination, const 
     }
     return choice;
   }
-  const bool one_host = source.process.host == destination.process.host;
-  PathState best = PathState::closed;
-  if (one_host && source.device_uuid == destination.device_uuid) {
-    // NCCL refuses two ranks on one GPU.
-    best = states.ipc;
-    choice.open_ipc = best == PathState::untried;
-    if (best == PathState::open) choice.path = Path::ipc;
-  } else {
-    choice.versions_differ = !nccl_versions_match(source.nccl_version, destination.nccl_version);
-    if (!choice.versions_differ) best = states.nccl;
-    choice.open_nccl = best == PathState::untried;
-    if (best == PathState::open) choice.path = Path::nccl;
-  }
-  if (!one_host || best == PathState::open) return choice;
-  if (states.shared == PathState::open) choice.path = Path::shared;
-  // Not for the moment in which a better one is being opened.
-  choice.open_shared = best == PathState::closed && states.shared == PathState::untried;
+  // NCCL refuses two ranks on one GPU.
+  if (source.process.host == destination.process.host &&
+      source.device_uuid == destination.device_uuid)
+    return choice;
+  choice.versions_differ = !nccl_versions_match(source.nccl_version, destination.nccl_version);
+  if (choice.versions_differ) return choice;
+  choice.open_nccl = states.nccl == PathState::untried;
+  if (states.nccl == PathState::open) choice.path = Path::nccl;
   return choice;
 }
 

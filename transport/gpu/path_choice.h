@@ -15,21 +15,15 @@ enum class Path : std::uint8_t {
   local = 1,    // one copy on the device, within a process
   peer = 2,     // one copy from device to device, within a process
   nccl = 3,     // a two-rank communicator
-  ipc = 4,      // two copies on one GPU, through memory that both processes have mapped
-  shared = 5,   // two copies, through pinned host memory that both processes have mapped
 };
-inline constexpr std::size_t kPaths = 6;
+inline constexpr std::size_t kPaths = 4;
 [[nodiscard]] std::string_view to_string(Path path) noexcept;
-// As counters name it: "staging", "local", "peer", "nccl", "ipc", "shared".
+// As counters name it: "staging", "local", "peer", "nccl".
 [[nodiscard]] std::string_view short_name(Path path) noexcept;
-// Those through memory that both processes have mapped (Outbox).
-[[nodiscard]] constexpr bool by_slots(Path path) noexcept {
-  return path == Path::ipc || path == Path::shared;
-}
 
 // What tells whether two workers share a process. Equal identities: the same process.
 struct ProcessIdentity {
-  std::array<std::uint64_t, 2> host{};  // of the boot and the steady clock
+  std::array<std::uint64_t, 2> host{};  // of its boot
   std::uint64_t process = 0;            // of this process; random, so that no other has it
   friend bool operator==(const ProcessIdentity&, const ProcessIdentity&) = default;
 };
@@ -74,16 +68,12 @@ class PathPause {
 struct PathStates {
   PathState peer = PathState::closed;
   PathState nccl = PathState::closed;
-  PathState ipc = PathState::closed;
-  PathState shared = PathState::closed;
 };
 
 struct PathChoice {
   Path path = Path::staging;
   bool open_nccl = false;        // besides: begin to open a communicator
   bool test_peer = false;        // besides: begin to test copies between the devices
-  bool open_ipc = false;         // besides: offer memory of the device to the other process
-  bool open_shared = false;      // besides: offer memory of the host to the other process
   bool versions_differ = false;  // it would be by NCCL, if the two versions worked together
 };
 

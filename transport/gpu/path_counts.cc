@@ -27,9 +27,6 @@ void DeviceTransfers::Impl::path_worked(const Outgoing& transfer) {
   if (transfer.path == Path::nccl) {
     const auto at = slots_.find({transfer.to, End::source, source, destination});
     if (at != slots_.end()) at->second.pause.success();
-  } else if (by_slots(transfer.path)) {
-    const auto at = own_outboxes_.find({transfer.to, transfer.path, source, destination});
-    if (at != own_outboxes_.end()) at->second.pause.success();
   } else if (transfer.path == Path::peer) {
     lanes_.peer_worked(transfer.source.device, transfer.to_device);
   }
@@ -40,9 +37,7 @@ void DeviceTransfers::Impl::path_failed(PeerId peer, int device, Path path, cons
   ++failures_[{peer, device, path}];
   say(peer, static_cast<unsigned>(path),
       {to_string(path), " of device ", std::to_string(device),
-       path == Path::shared ? " is not used, pinned memory of each process is: "
-                            : " is not used, pinned memory is: ",
-       why});
+       " is not used, pinned memory is: ", why});
 }
 
 void DeviceTransfers::Impl::say(PeerId peer, unsigned reason,
@@ -88,10 +83,6 @@ DeviceTransfers::Counters DeviceTransfers::Impl::counters() const {
       ++counters.paused;
   }
   for (const auto& [token, pair] : ordered_) ++counters.communicators[pair->lane->device()];
-  for (const auto& [key, memory] : own_outboxes_) {
-    if (memory.state == PathState::closed && (memory.mapped || !memory.pause.over()))
-      ++counters.paused;
-  }
   counters.paused += lanes_.paused_peers();
   counters.nccl_version = own_nccl();
   for (const auto& [id, peer] : peers_) {

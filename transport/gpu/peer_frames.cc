@@ -48,18 +48,6 @@ void DeviceTransfers::Impl::on_frame(PeerId from, std::span<const std::byte> fra
       return on_cancel(from, decode_cancel(frame));
     case FrameKind::forget:
       return on_forget(from, decode_forget(frame));
-    case FrameKind::outbox_offer:
-      return on_outbox_offer(from, decode_outbox_offer(frame));
-    case FrameKind::outbox_ready:
-      return on_outbox_ready(from, decode_outbox_ready(frame));
-    case FrameKind::slot:
-      return on_slot(from, decode_slot(frame));
-    case FrameKind::slot_free:
-      return on_free(from, decode_free(frame));
-    case FrameKind::outbox_closed:
-      return on_outbox_closed(from, decode_outbox_closed(frame));
-    case FrameKind::outbox_break:
-      return on_outbox_break(from, decode_outbox_break(frame));
     case FrameKind::alive:
       return (void)decode_alive(frame);  // to have heard of it is all
     case FrameKind::comm_open:

@@ -40,7 +40,6 @@ void DeviceTransfers::Impl::watch_peers(Clock::time_point begun,
       std::min<std::chrono::nanoseconds>(now - begun, std::max(interval, limit / 8));
   std::vector<PeerId> tell;
   std::vector<PeerId> silent;
-  std::vector<OutgoingPtr> starved;
   bool active = false;
   {
     const base::MutexLock lock(mutex_);
@@ -85,24 +84,10 @@ void DeviceTransfers::Impl::watch_peers(Clock::time_point begun,
         silent.push_back(id);
       }
     }
-    starved = without_slot(now);
   }
   if (active) start_watching();  // first: what follows may throw, for want of memory
   for (const PeerId peer : tell) send_frame(peer, encode(AliveFrame{}));
   for (const PeerId peer : silent) end_silent(peer);
-  for (const OutgoingPtr& transfer : starved)
-    ask_to_break_outbox(transfer, Error(ErrorCode::timeout, "peers do not give back its memory"));
-}
-
-// Lent slots do not come back before their peer is heard of or lost: it may still read them.
-std::vector<DeviceTransfers::Impl::OutgoingPtr> DeviceTransfers::Impl::without_slot(
-    Clock::time_point now) const {
-  std::vector<OutgoingPtr> starved;
-  for (const auto& [id, transfer] : outgoing_) {
-    if (transfer->slot_wanted && now - *transfer->slot_wanted >= options_.stall_timeout)
-      starved.push_back(transfer);
-  }
-  return starved;
 }
 
 void DeviceTransfers::Impl::end_silent(PeerId peer) {

@@ -118,15 +118,13 @@ void DeviceTransfers::Impl::write_chunk(const IncomingPtr& transfer, std::byte* 
 
 void DeviceTransfers::Impl::on_grant(PeerId from, const GrantFrame& frame) {
   OutgoingPtr transfer;
-  bool through_slots = false;
   {
     const base::MutexLock lock(mutex_);
     transfer = find_outgoing(from, frame.id);
     if (transfer == nullptr) return;
     const std::uint64_t granted = transfer->granted + frame.chunks;
-    through_slots = transfer->announced && by_slots(transfer->path);
-    if (!transfer->announced || (transfer->path != Path::staging && !through_slots) ||
-        (through_slots && granted != 1) || granted > chunks_of(transfer->source.bytes) ||
+    if (!transfer->announced || transfer->path != Path::staging ||
+        granted > chunks_of(transfer->source.bytes) ||
         granted > transfer->data_sent + kSlotsOfATransfer) {
       throw Error(ErrorCode::protocol, "GRANT frame of " + std::to_string(frame.chunks) +
                                            " chunks for transfer " + std::to_string(frame.id) +
@@ -134,9 +132,8 @@ void DeviceTransfers::Impl::on_grant(PeerId from, const GrantFrame& frame) {
     }
     transfer->granted = granted;
   }
-  transfer->lane->post(on_lane(
-      transfer, [self = shared_from_this(), transfer, through_slots, chunks = frame.chunks] {
-        if (through_slots) return self->begin_by_slots(transfer);
+  transfer->lane->post(
+      on_lane(transfer, [self = shared_from_this(), transfer, chunks = frame.chunks] {
         for (std::uint32_t i = 0; i < chunks; ++i) self->send_chunk(transfer);
       }));
 }

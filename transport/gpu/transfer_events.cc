@@ -45,15 +45,8 @@ PathChoice DeviceTransfers::Impl::choose(const Outgoing& transfer) {
   const PathState peer = options_.use_peer && source.process == destination.process
                              ? lanes_.peer_state(device, transfer.to_device)
                              : PathState::closed;
-  Lane& lane = *transfer.lane;
-  const auto to = static_cast<std::uint32_t>(to_device);
-  PathStates states{peer, nccl_state(slot, device), outbox_state(lane, Path::ipc, transfer.to, to),
-                    outbox_state(lane, Path::shared, transfer.to, to)};
-  // To allocate would wait for what holds the device.
-  for (PathState* const state : {&states.ipc, &states.shared}) {
-    if (*state == PathState::untried && lane.held()) *state = PathState::closed;
-  }
-  const PathChoice choice = choose_path(source, destination, states, transfer.source.bytes);
+  const PathChoice choice =
+      choose_path(source, destination, {peer, nccl_state(slot, device)}, transfer.source.bytes);
   if (choice.versions_differ && options_.use_nccl) say_versions(transfer.to, hello->nccl_version);
   return choice;
 }
@@ -90,12 +83,6 @@ void DeviceTransfers::Impl::begin(const OutgoingPtr& transfer) {
   if (to_open != nullptr) {
     lanes_.connector().post(
         on_lane(to_open, [self = shared_from_this(), to_open] { self->open_pair(to_open); }));
-  }
-  for (const auto& [path, open] :
-       {std::pair(Path::ipc, choice.open_ipc), std::pair(Path::shared, choice.open_shared)}) {
-    if (open)
-      open_outbox(*transfer->lane, path, transfer->to,
-                  static_cast<std::uint32_t>(transfer->to_device));
   }
   if (choice.test_peer)
     test_peer_copies(transfer->to, transfer->source.device, transfer->to_device);
@@ -144,7 +131,6 @@ void DeviceTransfers::Impl::on_retry(PeerId from, TransferId id, const char* fra
       unexpected(frame, id);
     }
     transfer->retried = true;
-    transfer->slot_wanted.reset();
     transfer->finished.reset();
     transfer->granted = 0;
     transfer->data_sent = 0;
@@ -251,8 +237,6 @@ void DeviceTransfers::Impl::start(const IncomingPtr& transfer) {
       on_lane(transfer, [self = shared_from_this(), transfer, path = rts.path, key = rts.clock] {
         if (path == Path::staging) {
           self->start_staged(transfer);
-        } else if (by_slots(path)) {
-          self->start_by_slots(transfer);
         } else {
           self->start_local(transfer, key);
         }

@@ -56,12 +56,6 @@ class Reader : public ByteReader {
     if (text.size() <= kMaxText) return text;
     throw Error(ErrorCode::protocol, "device transfer frame has a text of more than 2048 bytes");
   }
-  Path read_outbox_path() {
-    const auto path = read<Path>();
-    if (path == Path::ipc || path == Path::shared) return path;
-    throw Error(ErrorCode::protocol, "device transfer frame names an outbox of path " +
-                                         std::to_string(static_cast<unsigned>(path)));
-  }
   bool read_flag() {
     const auto flag = read<std::uint8_t>();
     if (flag <= 1) return flag == 1;
@@ -92,31 +86,6 @@ PairName decode_pair(FrameBytes bytes, std::string_view what) {
   const PairName pair = reader.read_pair();
   reader.expect_end();
   return pair;
-}
-
-// Frames that name a pair and have a text: some of an outbox, some with a flag.
-template <class Frame>
-Bytes encode_text(FrameKind kind, const Frame& frame) {
-  Bytes out;
-  Writer writer(out, kind);
-  if constexpr (requires { frame.path; }) writer.write(frame.path);
-  writer.write_pair(frame.pair);
-  if constexpr (requires { frame.failed; }) writer.write(frame.failed);
-  if constexpr (requires { frame.from_source; }) writer.write(frame.from_source);
-  writer.write_text(frame.text);
-  return out;
-}
-template <class Frame>
-Frame decode_text(FrameBytes bytes, std::string_view what) {
-  Reader reader(bytes, what);
-  Frame frame;
-  if constexpr (requires { frame.path; }) frame.path = reader.read_outbox_path();
-  frame.pair = reader.read_pair();
-  if constexpr (requires { frame.failed; }) frame.failed = reader.read_flag() ? 1 : 0;
-  if constexpr (requires { frame.from_source; }) frame.from_source = reader.read_flag() ? 1 : 0;
-  frame.text = reader.read_text();
-  reader.expect_end();
-  return frame;
 }
 
 }  // namespace
@@ -305,87 +274,22 @@ CommReadyFrame decode_comm_ready(FrameBytes bytes) {
   return {decode_pair(bytes, "COMM_READY frame")};
 }
 
-Bytes encode(const CommBreakFrame& frame) { return encode_text(FrameKind::comm_break, frame); }
-CommBreakFrame decode_comm_break(FrameBytes bytes) {
-  return decode_text<CommBreakFrame>(bytes, "COMM_BREAK frame");
-}
-
-Bytes encode(const OutboxOfferFrame& frame) {
+Bytes encode(const CommBreakFrame& frame) {
   Bytes out;
-  Writer writer(out, FrameKind::outbox_offer);
-  writer.write(frame.path);
+  Writer writer(out, FrameKind::comm_break);
   writer.write_pair(frame.pair);
-  out.append(frame.handle.data(), frame.handle.size());
+  writer.write(frame.from_source);
+  writer.write_text(frame.text);
   return out;
 }
-OutboxOfferFrame decode_outbox_offer(FrameBytes bytes) {
-  Reader reader(bytes, "OUTBOX_OFFER frame");
-  OutboxOfferFrame frame;
-  frame.path = reader.read_outbox_path();
+CommBreakFrame decode_comm_break(FrameBytes bytes) {
+  Reader reader(bytes, "COMM_BREAK frame");
+  CommBreakFrame frame;
   frame.pair = reader.read_pair();
-  std::memcpy(frame.handle.data(), reader.take(frame.handle.size()).data(), frame.handle.size());
+  frame.from_source = reader.read_flag() ? 1 : 0;
+  frame.text = reader.read_text();
   reader.expect_end();
   return frame;
-}
-
-Bytes encode(const OutboxReadyFrame& frame) { return encode_text(FrameKind::outbox_ready, frame); }
-OutboxReadyFrame decode_outbox_ready(FrameBytes bytes) {
-  return decode_text<OutboxReadyFrame>(bytes, "OUTBOX_READY frame");
-}
-Bytes encode(const SlotFrame& frame) {
-  Bytes out;
-  Writer writer(out, FrameKind::slot);
-  writer.write(frame.path);
-  writer.write(frame.id);
-  writer.write(frame.device);
-  writer.write(frame.slot);
-  writer.write(frame.offset);
-  writer.write(frame.until);
-  return out;
-}
-SlotFrame decode_slot(FrameBytes bytes) {
-  Reader reader(bytes, "SLOT frame");
-  SlotFrame frame;
-  frame.path = reader.read_outbox_path();
-  frame.id = reader.read<std::uint64_t>();
-  frame.device = reader.read<std::uint32_t>();
-  frame.slot = reader.read<std::uint32_t>();
-  frame.offset = reader.read<std::uint64_t>();
-  frame.until = reader.read<std::uint64_t>();
-  reader.expect_end();
-  return frame;
-}
-
-Bytes encode(const FreeFrame& frame) {
-  Bytes out;
-  Writer writer(out, FrameKind::slot_free);
-  writer.write(frame.path);
-  writer.write(frame.id);
-  writer.write(frame.device);
-  writer.write(frame.slot);
-  return out;
-}
-FreeFrame decode_free(FrameBytes bytes) {
-  Reader reader(bytes, "FREE frame");
-  FreeFrame frame;
-  frame.path = reader.read_outbox_path();
-  frame.id = reader.read<std::uint64_t>();
-  frame.device = reader.read<std::uint32_t>();
-  frame.slot = reader.read<std::uint32_t>();
-  reader.expect_end();
-  return frame;
-}
-
-Bytes encode(const OutboxClosedFrame& frame) {
-  return encode_text(FrameKind::outbox_closed, frame);
-}
-OutboxClosedFrame decode_outbox_closed(FrameBytes bytes) {
-  return decode_text<OutboxClosedFrame>(bytes, "OUTBOX_CLOSED frame");
-}
-
-Bytes encode(const OutboxBreakFrame& frame) { return encode_text(FrameKind::outbox_break, frame); }
-OutboxBreakFrame decode_outbox_break(FrameBytes bytes) {
-  return decode_text<OutboxBreakFrame>(bytes, "OUTBOX_BREAK frame");
 }
 
 Bytes encode(const AliveFrame&) {

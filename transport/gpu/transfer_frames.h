@@ -28,15 +28,9 @@ enum class FrameKind : std::uint8_t {
   comm_ready = 10,
   comm_break = 11,
   forget = 12,
-  outbox_offer = 13,
-  outbox_ready = 14,
-  slot = 15,
-  slot_free = 16,
-  outbox_closed = 17,
-  decline = 18,
-  outbox_break = 19,
-  alive = 20,
-  comm_waits = 21,
+  decline = 13,
+  alive = 14,
+  comm_waits = 15,
 };
 
 // A directed pair of devices of two workers in one of its epochs.
@@ -94,42 +88,6 @@ struct CancelFrame {  // source: the bytes will not come
 struct ForgetFrame {  // source: its CANCEL and that FINISHED crossed each other
   std::uint64_t id = 0;
 };
-struct OutboxOfferFrame {  // source: memory that the destination may map
-  Path path = Path::ipc;   // that it is for: ipc or shared, as below
-  PairName pair;           // its epoch is the number of the offer, from 0, as below
-  std::array<char, 64> handle{};
-};
-struct OutboxReadyFrame {  // destination: mapped and tested, or not
-  Path path = Path::ipc;
-  PairName pair;
-  std::uint8_t failed = 0;
-  std::string text;
-};
-struct SlotFrame {  // source: the bytes at `offset` are in that slot
-  Path path = Path::ipc;
-  std::uint64_t id = 0;
-  std::uint32_t device = 0;  // whose memory the slot is in, at the source
-  std::uint32_t slot = 0;
-  std::uint64_t offset = 0;
-  std::uint64_t until = 0;  // ns on the host's steady clock; then they may be gone
-};
-struct FreeFrame {  // destination: has what was in that slot, or does not want it
-  Path path = Path::ipc;
-  std::uint64_t id = 0;
-  std::uint32_t device = 0;
-  std::uint32_t slot = 0;
-};
-struct OutboxClosedFrame {  // destination: has the memory mapped no more
-  Path path = Path::ipc;
-  PairName pair;
-  std::uint8_t failed = 0;  // for `text`; 0: because it closes
-  std::string text;
-};
-struct OutboxBreakFrame {  // source: asks for OUTBOX_CLOSED
-  Path path = Path::ipc;
-  PairName pair;
-  std::string text;
-};
 struct AliveFrame {};  // transfers with the peer are under way here, and nothing else is to be said
 struct CommOpenFrame {
   PairName pair;
@@ -160,12 +118,6 @@ struct CommWaitsFrame {  // what the sender is to do for the pair waits behind a
 [[nodiscard]] base::Bytes encode(const FinishedFrame& frame);
 [[nodiscard]] base::Bytes encode(const CancelFrame& frame);
 [[nodiscard]] base::Bytes encode(const ForgetFrame& frame);
-[[nodiscard]] base::Bytes encode(const OutboxOfferFrame& frame);
-[[nodiscard]] base::Bytes encode(const OutboxReadyFrame& frame);
-[[nodiscard]] base::Bytes encode(const SlotFrame& frame);
-[[nodiscard]] base::Bytes encode(const FreeFrame& frame);
-[[nodiscard]] base::Bytes encode(const OutboxClosedFrame& frame);
-[[nodiscard]] base::Bytes encode(const OutboxBreakFrame& frame);
 [[nodiscard]] base::Bytes encode(const AliveFrame& frame);
 [[nodiscard]] base::Bytes encode(const CommOpenFrame& frame);
 [[nodiscard]] base::Bytes encode(const CommReadyFrame& frame);
@@ -184,12 +136,6 @@ struct CommWaitsFrame {  // what the sender is to do for the pair waits behind a
 [[nodiscard]] FinishedFrame decode_finished(std::span<const std::byte> frame);
 [[nodiscard]] CancelFrame decode_cancel(std::span<const std::byte> frame);
 [[nodiscard]] ForgetFrame decode_forget(std::span<const std::byte> frame);
-[[nodiscard]] OutboxOfferFrame decode_outbox_offer(std::span<const std::byte> frame);
-[[nodiscard]] OutboxReadyFrame decode_outbox_ready(std::span<const std::byte> frame);
-[[nodiscard]] SlotFrame decode_slot(std::span<const std::byte> frame);
-[[nodiscard]] FreeFrame decode_free(std::span<const std::byte> frame);
-[[nodiscard]] OutboxClosedFrame decode_outbox_closed(std::span<const std::byte> frame);
-[[nodiscard]] OutboxBreakFrame decode_outbox_break(std::span<const std::byte> frame);
 [[nodiscard]] AliveFrame decode_alive(std::span<const std::byte> frame);
 [[nodiscard]] CommOpenFrame decode_comm_open(std::span<const std::byte> frame);
 [[nodiscard]] CommReadyFrame decode_comm_ready(std::span<const std::byte> frame);

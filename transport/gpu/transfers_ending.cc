@@ -30,12 +30,9 @@ void DeviceTransfers::Impl::on_peer_lost(PeerId peer, const Error& why) {
   for (const PairPtr& pair : pairs) break_pair(pair, why, false);
   for (const OutgoingPtr& transfer : outgoing) end(transfer, why);
   for (const IncomingPtr& transfer : incoming) end(transfer, why);
-  close_outboxes(peer, false);
   const base::MutexLock lock(mutex_);
   const auto is_its = [peer](const auto& entry) { return std::get<0>(entry.first) == peer; };
   std::erase_if(slots_, is_its);
-  std::erase_if(own_outboxes_, is_its);
-  std::erase_if(peer_outboxes_, is_its);
   std::erase_if(failures_, is_its);
 }
 
@@ -65,7 +62,6 @@ void DeviceTransfers::Impl::shutdown(std::chrono::steady_clock::time_point deadl
   for (const PairPtr& pair : pairs) break_pair(pair, why, true);
   for (const OutgoingPtr& transfer : outgoing) cancel(transfer, why);
   for (const IncomingPtr& transfer : incoming) finish(transfer, why);
-  close_outboxes(std::nullopt, true);
   const base::MutexLock lock(mutex_);
   closed_ = true;
   // Only a device that hangs keeps its lane from calling.

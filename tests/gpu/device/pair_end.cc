@@ -88,9 +88,6 @@ PairEnd::PairEnd(Options options)
   of_transfers.self = options_.number;
   of_transfers.lanes = options_.lanes;
   of_transfers.use_nccl = options_.path == Path::nccl;
-  of_transfers.use_ipc = options_.path == Path::ipc;
-  of_transfers.use_shared = options_.path == Path::shared;
-  if (options_.slot_grace) of_transfers.slot_grace = *options_.slot_grace;
   // One GPU is taken for those of two hosts: NCCL does the same for distinct NCCL_HOSTID.
   if (options_.path == Path::nccl) of_transfers.identity.host[0] ^= options_.number + 1;
   of_transfers.send_frame = [this](PeerId, base::Bytes frame) {

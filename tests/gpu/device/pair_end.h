@@ -52,8 +52,6 @@ class PairEnd {
     Path path = Path::staging;    // the only one it is to use, but while that is being opened
     std::size_t delay_bytes = 0;  // written on the device before and after each transfer
     int delay_times = 4;          // so often
-    // As of DeviceTransfers, if it is to be another than there.
-    std::optional<std::chrono::nanoseconds> slot_grace{};
   };
   struct Outcome {
     bool sent = false;             // its end at the source

@@ -189,19 +189,6 @@ Status FakeCuda::free_host(Caller& caller, void* memory) {
   return release(caller, FakeMemory::Kind::pinned, memory, "free_host");
 }
 
-Status FakeCuda::host_register(Caller& caller, void* memory, std::size_t bytes, unsigned) {
-  if (!implicit_sync(caller, machine_.options.sync_on_alloc, "host_register")) {
-    return cuda::kLaunchFailure;
-  }
-  const auto actor = machine_.actor(caller, "host_register()");
-  return machine_.memory.register_host(caller.process, memory, bytes, actor) ? cuda::kSuccess
-                                                                             : cuda::kInvalidValue;
-}
-
-Status FakeCuda::host_unregister(Caller& caller, void* memory) {
-  return release(caller, FakeMemory::Kind::registered, memory, "host_unregister");
-}
-
 Status FakeCuda::copy(Caller& caller, void* to, const void* from, std::size_t bytes,
                       cuda::Stream handle, const char* what) {
   FakeStream* const stream = find(caller, handle, what);
@@ -381,69 +368,6 @@ Status FakeCuda::event_synchronize(Caller& caller, cuda::Event handle) {
 
 // --- other processes and devices ----------------------------------------------------------------
 
-namespace {
-constexpr std::uint64_t kHandleMark = 0x1bcfa4e5ULL;
-}
-
-Status FakeCuda::ipc_get_mem_handle(Caller& caller, cuda::IpcMemHandle* handle, void* memory) {
-  if (!machine_.options.ipc) return cuda::kNotSupported;
-  const FakeMemory::Place place = machine_.memory.find(memory);
-  if (place.block < 0 || place.kind != FakeMemory::Kind::device || !place.live || place.mapped ||
-      place.process != caller.process) {
-    return cuda::kInvalidValue;
-  }
-  std::memset(handle, 0, sizeof(*handle));
-  const FakeMemory::Arena arena = machine_.memory.arena();
-  const std::uint64_t words[8] = {kHandleMark,
-                                  static_cast<std::uint64_t>(place.block),
-                                  static_cast<std::uint64_t>(caller.process),
-                                  static_cast<std::uint64_t>(arena.process),
-                                  static_cast<std::uint64_t>(arena.file),
-                                  machine_.memory.arena_offset(memory) - place.offset,
-                                  place.bytes,
-                                  static_cast<std::uint64_t>(place.device)};
-  static_assert(sizeof(words) <= sizeof(handle->reserved));
-  std::memcpy(handle->reserved, words, sizeof(words));
-  return cuda::kSuccess;
-}
-
-Status FakeCuda::ipc_open_mem_handle(Caller& caller, void** memory, cuda::IpcMemHandle handle,
-                                     unsigned flags) {
-  *memory = nullptr;
-  if (!machine_.options.ipc) return cuda::kNotSupported;
-  std::uint64_t words[8];
-  std::memcpy(words, handle.reserved, sizeof(words));
-  const FakeMemory::Arena arena{static_cast<std::int64_t>(words[3]),
-                                static_cast<std::int32_t>(words[4])};
-  if (words[0] == kHandleMark && arena.process != machine_.memory.arena().process) {
-    const int owner = static_cast<int>(words[7]);
-    if (machine_.options.meeting.empty() || owner != current_device(caller))
-      return cuda::kInvalidValue;
-    *memory = machine_.memory.map_other(OtherArena::open(arena), words[5], words[6], caller.process,
-                                        owner);
-    return *memory == nullptr ? cuda::kInvalidValue : cuda::kSuccess;
-  }
-  const int block = static_cast<int>(words[1]);
-  void* const base = words[0] == kHandleMark ? machine_.memory.base(block) : nullptr;
-  // The context that made a handle cannot open it.
-  const bool own = static_cast<int>(words[2]) == caller.process;
-  if (base == nullptr || (own && !machine_.options.ipc_within_process)) return cuda::kInvalidValue;
-  const int owner = machine_.memory.find(base).device;
-  const int device = current_device(caller);
-  if (owner != device) {
-    if ((flags & cuda::kIpcLazyPeerAccess) == 0 || !machine_.options.peer_access) {
-      return static_cast<Status>(217);  // peer access unsupported
-    }
-    machine_.memory.enable_peer_access(caller.process, device, owner);
-  }
-  *memory = machine_.memory.map(block, caller.process, owner);
-  return *memory == nullptr ? cuda::kInvalidValue : cuda::kSuccess;
-}
-
-Status FakeCuda::ipc_close_mem_handle(Caller& caller, void* memory) {
-  return machine_.memory.unmap(caller.process, memory) ? cuda::kSuccess : cuda::kInvalidValue;
-}
-
 Status FakeCuda::device_can_access_peer(Caller& caller, int* can, int device, int peer) {
   if (physical(caller.process, device) < 0 || physical(caller.process, peer) < 0) {
     return static_cast<Status>(101);
@@ -484,10 +408,6 @@ const char* FakeCuda::get_error_string(Caller&, Status status) {
       return "out of memory";
     case cuda::kNoDevice:
       return "no CUDA-capable device is detected";
-    case cuda::kInvalidDevice:
-      return "invalid device ordinal";
-    case cuda::kNotSupported:
-      return "operation not supported";
     case cuda::kInsufficientDriver:
       return "CUDA driver version is insufficient";
     case cuda::kNotReady:

@@ -28,8 +28,6 @@ class FakeCuda {
   cuda::Status free(Caller& caller, void* memory);
   cuda::Status host_alloc(Caller& caller, void** memory, std::size_t bytes, unsigned flags);
   cuda::Status free_host(Caller& caller, void* memory);
-  cuda::Status host_register(Caller& caller, void* memory, std::size_t bytes, unsigned flags);
-  cuda::Status host_unregister(Caller& caller, void* memory);
 
   cuda::Status memcpy_async(Caller& caller, void* to, const void* from, std::size_t bytes,
                             cuda::CopyKind kind, cuda::Stream stream);
@@ -56,10 +54,6 @@ class FakeCuda {
   cuda::Status event_query(Caller& caller, cuda::Event event);
   cuda::Status event_synchronize(Caller& caller, cuda::Event event);
 
-  cuda::Status ipc_get_mem_handle(Caller& caller, cuda::IpcMemHandle* handle, void* memory);
-  cuda::Status ipc_open_mem_handle(Caller& caller, void** memory, cuda::IpcMemHandle handle,
-                                   unsigned flags);
-  cuda::Status ipc_close_mem_handle(Caller& caller, void* memory);
   cuda::Status device_can_access_peer(Caller& caller, int* can, int device, int peer);
   cuda::Status device_enable_peer_access(Caller& caller, int peer, unsigned flags);
 

@@ -54,13 +54,9 @@ class FakeGpu {
     // The first launch of each kernel (by name) waits until the device is idle, and other calls of
     // its process wait for it: CUDA_MODULE_LOADING=LAZY.
     bool lazy_loading = false;
-    bool ipc = true;  // else handles are refused
-    // A process may open its own handles, which CUDA refuses: for workers of one process that pass
-    // for processes.
-    bool ipc_within_process = false;
     bool peer_access = true;  // else no device can access another
     // A folder in which processes that each have such a world meet, as processes on one machine:
-    // they open each other's handles, and have communicators with each other. Empty: none do.
+    // they have communicators with each other. Empty: none do.
     std::string meeting = {};
     // Two ranks of a communicator on one device; NCCL refuses that.
     bool duplicate_gpu = false;

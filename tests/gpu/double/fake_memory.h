@@ -12,9 +12,6 @@
 
 namespace stitch::transport::gpu::test {
 
-// The arena of another process that simulates the same machine, mapped here as a whole.
-class OtherArena;
-
 // The memory of the simulated machine: device memory and pinned host memory in one arena, with
 // poison in what is new and what is freed, red zones around each block, and for each byte range its
 // last writer and its readers since. An access that is not ordered after those it conflicts with is
@@ -22,7 +19,7 @@ class OtherArena;
 class FakeMemory {
  public:
   using Report = std::function<void(std::string)>;
-  enum class Kind { device, pinned, registered };
+  enum class Kind { device, pinned };
   // Who accesses: an operation on a stream, or a host thread.
   struct Actor {
     int process = 0;
@@ -39,7 +36,6 @@ class FakeMemory {
     std::size_t offset = 0;
     std::size_t bytes = 0;  // of the block
     bool live = true;
-    bool mapped = false;  // through an IPC handle
   };
 
   // How another process finds this arena.
@@ -55,9 +51,6 @@ class FakeMemory {
 
   // Null when the arena is used up.
   void* allocate(Kind kind, int process, int device, std::size_t bytes, const Actor& actor);
-  // False when it overlaps a known block. Pages of a file that are registered at another address
-  // are one block: accesses through both are checked.
-  bool register_host(int process, void* memory, std::size_t bytes, const Actor& actor);
   // Frees a block at its base. False when there is none of that kind and process at this address. A
   // free that some access is not ordered before is reported, and so are written red zones.
   bool release(Kind kind, int process, void* memory, const Actor& actor);
@@ -69,18 +62,9 @@ class FakeMemory {
   bool access(const Actor& actor, const void* memory, std::size_t bytes, bool write);
   void poison(void* memory, std::size_t bytes);
 
-  // Another address of a block, for another process; null when the block is gone.
-  void* map(int block, int process, int device);
-  bool unmap(int process, void* memory);
   [[nodiscard]] Arena arena() const;
   // Where memory of this arena lies in it.
   [[nodiscard]] std::size_t arena_offset(const void* memory) const;
-  // Memory of another process's arena, for a process of this machine; null when it is gone. What
-  // the other process does to it is not known here: only this side's accesses are checked.
-  void* map_other(const std::shared_ptr<OtherArena>& arena, std::size_t offset, std::size_t bytes,
-                  int process, int device);
-  // The base of a device block of this process, by its number.
-  [[nodiscard]] void* base(int block) const;
 
   void enable_peer_access(int process, int device, int peer);
   [[nodiscard]] bool has_peer_access(int process, int device, int peer) const;
@@ -90,7 +74,6 @@ class FakeMemory {
 
  private:
   struct Access {
-    int process = 0;
     Epoch epoch;
     std::shared_ptr<const std::string> what;
   };
@@ -105,24 +88,13 @@ class FakeMemory {
     std::byte* base = nullptr;
     std::size_t bytes = 0, arena_offset = 0;
     bool live = true;
-    int mappings = 0;
-    std::shared_ptr<OtherArena> other;  // whose it is
-    std::string file;                   // whose pages were registered, and which; empty: of none
     std::map<std::size_t, Cell> cells;
-  };
-  struct Mapping {
-    std::byte* base = nullptr;
-    std::size_t length = 0;
-    int block = 0, process = 0, device = -1, opened = 0;
-    bool registered = false;
   };
   std::size_t split(Block& block, std::size_t offset);
   bool conflict(const Actor& actor, const Block& block, std::size_t offset, const char* action,
                 const Access& earlier, const char* earlier_action);
-  // `all`: else against accesses of that process alone.
   bool check_write(const Actor& actor, Block& block, std::size_t begin, std::size_t end,
-                   const char* action, bool all = true);
-  bool release_registered(int process, void* memory, const Actor& actor);
+                   const char* action);
   void check_red_zone(const Block& block);
   [[nodiscard]] std::string name(const Block& block) const;
 
@@ -132,10 +104,10 @@ class FakeMemory {
   std::size_t arena_used_ = 0;
   std::vector<std::unique_ptr<Block>> blocks_;
   std::map<const std::byte*, int> by_address_;  // blocks by their base
-  std::map<const std::byte*, Mapping> mappings_;
   std::map<std::pair<int, std::pair<int, int>>, bool> peer_access_;
 };
 
+// The arena of another process that simulates the same machine, mapped here as a whole.
 class OtherArena {
  public:
   // Null when its process is gone.
