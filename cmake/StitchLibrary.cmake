@@ -7,8 +7,8 @@ endforeach()
 
 # stitch_precompile(target kind): compiles a target with headers that are precompiled once for all targets of that kind:
 #   library   a library on libtorch: headers of libtorch and cereal, none of stitch
-#   torch     a program on libtorch: stitch.h, and what the tests of clusters include
-#   plain     a program without libtorch: gtest and the standard library
+#   torch     a program on libtorch: stitch.h and the includes of tests of worlds
+#   plain     a test without libtorch: gtest and the standard library
 # The kinds differ in optimization, too, so they cannot share one.
 function(stitch_precompile target kind)
   set(pch stitch_pch_${kind})
@@ -22,15 +22,14 @@ function(stitch_precompile target kind)
       set(headers "<stitch/stitch.h>")
     else()
       set(libraries stitch_base)
-      set(headers <algorithm> <atomic> <chrono> <functional> <map> <memory> <mutex> <string> <thread> <vector>)
+      set(headers "${PROJECT_SOURCE_DIR}/tests/support/plain_test.h")
+    endif()
+    if(kind STREQUAL "torch" AND STITCH_TESTS)
+      set(headers "${PROJECT_SOURCE_DIR}/tests/support/world_test.h")
     endif()
     if(NOT kind STREQUAL "library" AND STITCH_TESTS)
       find_package(GTest REQUIRED)
       list(APPEND libraries GTest::gtest)
-      list(APPEND headers <gtest/gtest.h>)
-      if(kind STREQUAL "torch")
-        list(APPEND headers "${PROJECT_SOURCE_DIR}/tests/support/world_test.h")
-      endif()
     endif()
     file(GENERATE OUTPUT "${PROJECT_BINARY_DIR}/${pch}.cc" CONTENT "// anchors the precompiled header\n")
     add_library(${pch} OBJECT "${PROJECT_BINARY_DIR}/${pch}.cc")

@@ -1,18 +1,11 @@
-#include "stitch/base/alternate_stack.h"
-
-#include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <array>
 #include <cerrno>
-#include <cstdint>
-#include <cstdlib>
-#include <thread>
-#include <vector>
 
-#include "tests/support/sanitizers.h"
+#include "stitch/base/alternate_stack.h"
+#include "tests/support/plain_test.h"
 
 namespace stitch::base::alternate_stack_test {
 namespace {

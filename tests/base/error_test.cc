@@ -1,10 +1,4 @@
-#include "stitch/base/error.h"
-
-#include <gtest/gtest.h>
-
-#include <optional>
-#include <stdexcept>
-#include <string>
+#include "tests/support/plain_test.h"
 
 namespace stitch::error_test {
 namespace {

@@ -1,11 +1,7 @@
-#include "stitch/base/event_loop.h"
-
-#include <gtest/gtest.h>
-
-#include <atomic>
 #include <future>
-#include <thread>
-#include <vector>
+
+#include "stitch/base/event_loop.h"
+#include "tests/support/plain_test.h"
 
 namespace stitch::base::event_loop_test {
 namespace {

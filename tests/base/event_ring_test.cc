@@ -1,12 +1,5 @@
 #include "stitch/base/event_ring.h"
-
-#include <gtest/gtest.h>
-
-#include <atomic>
-#include <chrono>
-#include <string>
-#include <thread>
-#include <vector>
+#include "tests/support/plain_test.h"
 
 namespace stitch::base::event_ring_test {
 namespace {

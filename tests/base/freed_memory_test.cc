@@ -1,17 +1,8 @@
-#include "stitch/base/freed_memory.h"
-
-#include <gtest/gtest.h>
 #include <sys/resource.h>
 
-#include <array>
-#include <cstddef>
-#include <cstdlib>
-#include <cstring>
-#include <thread>
-#include <vector>
-
+#include "stitch/base/freed_memory.h"
+#include "tests/support/plain_test.h"
 #include "tests/support/resident_memory.h"
-#include "tests/support/sanitizers.h"
 
 namespace stitch::base::freed_memory_test {
 namespace {

@@ -1,9 +1,5 @@
 #include "stitch/base/hash.h"
-
-#include <gtest/gtest.h>
-
-#include <cstdint>
-#include <set>
+#include "tests/support/plain_test.h"
 
 namespace stitch::base::hash_test {
 namespace {

@@ -1,9 +1,5 @@
 #include "stitch/base/random.h"
-
-#include <gtest/gtest.h>
-
-#include <array>
-#include <set>
+#include "tests/support/plain_test.h"
 
 namespace stitch::base::random_test {
 namespace {

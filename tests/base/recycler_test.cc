@@ -1,23 +1,12 @@
 // Small blocks that pass from thread to thread without the heap.
-#include "stitch/base/recycler.h"
-
-#include <gtest/gtest.h>
-
-#include <atomic>
-#include <cstdint>
-#include <cstring>
 #include <deque>
 #include <limits>
-#include <memory>
-#include <random>
-#include <set>
-#include <string>
-#include <thread>
 #include <unordered_map>
-#include <vector>
 
 #include "stitch/base/bytes.h"
 #include "stitch/base/mutex.h"
+#include "stitch/base/recycler.h"
+#include "tests/support/plain_test.h"
 #include "tests/support/resident_memory.h"
 
 // Under the sanitizers the recycler frees everything to the heap, so that they detect uses after

@@ -1,11 +1,7 @@
-#include "stitch/base/reserve.h"
-
-#include <gtest/gtest.h>
-
-#include <cstring>
 #include <new>
-#include <set>
-#include <vector>
+
+#include "stitch/base/reserve.h"
+#include "tests/support/plain_test.h"
 
 namespace stitch::base::reserve_test {
 namespace {

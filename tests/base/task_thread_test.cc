@@ -1,16 +1,9 @@
-#include "stitch/base/task_thread.h"
-
-#include <gtest/gtest.h>
-
-#include <atomic>
 #include <future>
 #include <new>
-#include <thread>
-#include <vector>
 
-#include "stitch/base/error.h"
-#include "tests/support/error_of.h"
+#include "stitch/base/task_thread.h"
 #include "tests/support/no_more_threads.h"
+#include "tests/support/plain_test.h"
 
 namespace stitch::base::task_thread_test {
 namespace {

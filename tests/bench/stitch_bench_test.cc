@@ -1,17 +1,11 @@
 // What stitch-bench guarantees on any machine under any load: each measure ends and prints numbers,
 // and no process is left. The numbers themselves are not tested.
-#include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>
 
-#include <chrono>
 #include <cmath>
-#include <fstream>
-#include <map>
-#include <set>
-#include <sstream>
 
-#include "tests/support/eventually.h"
+#include "tests/support/plain_test.h"
 #include "tests/support/running_command.h"
 
 namespace stitch_bench_test {

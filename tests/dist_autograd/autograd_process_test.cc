@@ -1,10 +1,6 @@
 // Backward passes over worker processes: what one that dies ends, and what state of libtorch that
 // belongs to a process does.
-#include <gtest/gtest.h>
-
-#include <string>
-
-#include "tests/support/contains.h"
+#include "tests/support/plain_test.h"
 #include "tests/support/process_world.h"
 
 namespace autograd_process_test {

@@ -1,17 +1,8 @@
 // The examples, as a user runs them.
-#include <gtest/gtest.h>
 #include <unistd.h>
 
-#include <filesystem>
-#include <fstream>
-#include <iterator>
-#include <string>
-#include <utility>
-#include <vector>
-
-#include "tests/support/contains.h"
+#include "tests/support/plain_test.h"
 #include "tests/support/running_command.h"
-#include "tests/support/temporary_folder.h"
 
 namespace {
 

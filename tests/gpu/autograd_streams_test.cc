@@ -1,20 +1,11 @@
 // Which streams a backward pass makes, adds and reads gradients on: none is used before it is
 // written, on any of the devices of a node. Over fake devices that run what is queued late.
-#include <ATen/ATen.h>
 #include <c10/core/StreamGuard.h>
-#include <gtest/gtest.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include <chrono>
-#include <memory>
-#include <mutex>
-#include <vector>
-
-#include "stitch/dist_autograd/context.h"
-#include "stitch/rpc/worker.h"
 #include "tests/gpu/device_tensors.h"
 #include "tests/gpu/fake_torch_device.h"
-#include "tests/support/cluster.h"
+#include "tests/support/world_test.h"
 
 namespace autograd_streams_test {  // its functions are registered under their full names
 namespace {

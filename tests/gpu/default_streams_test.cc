@@ -1,17 +1,11 @@
 // What runs under default streams comes after what the program has queued on its own, and before
 // what it queues there next. Over fake devices.
-#include <ATen/ATen.h>
 #include <c10/core/StreamGuard.h>
-#include <gtest/gtest.h>
-
-#include <chrono>
 
 #include "stitch/rpc/default_streams.h"
-#include "stitch/rpc/worker.h"
-#include "stitch/rref/rref.h"
 #include "tests/gpu/device_tensors.h"
 #include "tests/gpu/fake_torch_device.h"
-#include "tests/support/cluster.h"
+#include "tests/support/world_test.h"
 
 namespace default_streams_test {  // its functions are registered under their full names
 namespace {

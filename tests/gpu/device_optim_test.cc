@@ -1,24 +1,13 @@
 // Optimizers whose parameters lie on devices, over the double of CUDA.
-#include <ATen/ATen.h>
 #include <c10/core/StreamGuard.h>
-#include <gtest/gtest.h>
 #include <unistd.h>
 
 #include <filesystem>
-#include <utility>
-#include <vector>
 
-#include "stitch/dist_autograd/context.h"
-#include "stitch/dist_optim/backward_and_step.h"
-#include "stitch/dist_optim/distributed_optimizer.h"
-#include "stitch/dist_optim/sparse_optimizers.h"
-#include "stitch/rpc/worker.h"
-#include "stitch/rref/rref.h"
 #include "tests/gpu/device_tensors.h"
 #include "tests/gpu/direct_fixture.h"
 #include "tests/gpu/double_torch_device.h"
-#include "tests/support/cluster.h"
-#include "tests/support/error_of.h"
+#include "tests/support/world_test.h"
 
 namespace device_optim_test {  // its functions are registered under their full names
 namespace {

@@ -1,29 +1,11 @@
 // Nodes of the CPU and of each device run side by side, those of one device one at a time. Over
 // fake devices.
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include <array>
-#include <atomic>
-#include <chrono>
-#include <functional>
-#include <map>
-#include <optional>
-#include <stdexcept>
-#include <thread>
-#include <utility>
-#include <vector>
-
-#include "stitch/dist_autograd/context.h"
-#include "stitch/rpc/worker.h"
 #include "tests/gpu/device_tensors.h"
 #include "tests/gpu/fake_torch_device.h"
-#include "tests/support/cluster.h"
-#include "tests/support/error_of.h"
-#include "tests/support/eventually.h"
-#include "tests/support/gate.h"
+#include "tests/support/world_test.h"
 
 namespace device_strands_test {  // its functions are registered under their full names
 namespace {

@@ -1,18 +1,9 @@
 // Distributed autograd whose tensors and gradients go from device to device by transfers, over the
 // double of CUDA and NCCL.
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
-
-#include <functional>
-#include <string>
-
-#include "stitch/dist_autograd/context.h"
-#include "stitch/rpc/worker.h"
-#include "stitch/rref/rref.h"
 #include "tests/gpu/device_tensors.h"
 #include "tests/gpu/direct_fixture.h"
 #include "tests/gpu/double_torch_device.h"
-#include "tests/support/cluster.h"
+#include "tests/support/world_test.h"
 
 namespace direct_autograd_test {  // its functions are registered under their full names
 namespace {

@@ -1,39 +1,14 @@
 // One file, though long: what messages with transfers count at both ends, what becomes of those
 // that have no place, and what their devices are asked for. Nothing of them is left, shutdown waits
 // for nothing, and no capture ends. Over the double of CUDA and NCCL.
-#include <ATen/ATen.h>
 #include <c10/core/StreamGuard.h>
-#include <gtest/gtest.h>
 
-#include <atomic>
-#include <chrono>
-#include <cstdint>
 #include <future>
-#include <map>
-#include <memory>
-#include <optional>
-#include <string>
-#include <thread>
-#include <utility>
-#include <vector>
 
-#include "stitch/base/byte_io.h"
-#include "stitch/base/error.h"
-#include "stitch/rpc/agent/agent.h"
-#include "stitch/rpc/agent/extension.h"
-#include "stitch/rpc/agent/peer_flow.h"
 #include "stitch/rpc/gpu/device_bridge.h"
-#include "stitch/rpc/gpu/device_gate.h"
-#include "stitch/rpc/gpu/device_tensors.h"
-#include "stitch/rpc/gpu/gate_watch.h"
-#include "stitch/rpc/gpu/transfer_section.h"
-#include "stitch/rpc/message/frame_kinds.h"
-#include "stitch/rpc/worker.h"
 #include "tests/gpu/double_torch_device.h"
-#include "tests/support/cluster.h"
-#include "tests/support/error_of.h"
-#include "tests/support/eventually.h"
 #include "tests/support/no_more_threads.h"
+#include "tests/support/world_test.h"
 
 namespace direct_bounds_test {  // its functions are registered under their full names
 namespace {

@@ -1,18 +1,9 @@
 // Tensors that travel as a narrower type from device to device, by each path, over the double of
 // CUDA and NCCL: what arrives depends on no path.
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
-
-#include <map>
-#include <string>
-#include <vector>
-
-#include "stitch/rpc/worker.h"
 #include "tests/gpu/device_tensors.h"
 #include "tests/gpu/direct_fixture.h"
 #include "tests/gpu/double_torch_device.h"
-#include "tests/support/cluster.h"
-#include "tests/support/eventually.h"
+#include "tests/support/world_test.h"
 
 namespace direct_cast_test {  // its functions are registered under their full names
 namespace {

@@ -1,27 +1,9 @@
 // Transfers of workers that join, die in mid-transfer and come back, and over connections that
 // break. Over the double of CUDA and NCCL.
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
-
-#include <atomic>
-#include <chrono>
-#include <memory>
-#include <optional>
-#include <random>
-#include <string>
-#include <thread>
-#include <utility>
-#include <vector>
-
-#include "stitch/rpc/future/current_streams.h"
-#include "stitch/rpc/gpu/gate_watch.h"
-#include "stitch/rpc/worker.h"
-#include "stitch/transport/store/hash_store.h"
 #include "tests/gpu/device_tensors.h"
 #include "tests/gpu/direct_fixture.h"
 #include "tests/gpu/double_torch_device.h"
-#include "tests/support/cluster.h"
-#include "tests/support/eventually.h"
+#include "tests/support/world_test.h"
 
 namespace direct_lives_test {  // its functions are registered under their full names
 namespace {

@@ -1,14 +1,9 @@
 // Worlds of real processes whose tensors go from device to device, each over a double of the same
 // machine: communicators and pinned memory between two of them, and a process that is killed in the
 // middle of a transfer.
-#include <gtest/gtest.h>
-
-#include <string>
-#include <vector>
-
+#include "tests/support/plain_test.h"
 #include "tests/support/process_world.h"
 #include "tests/support/running_command.h"
-#include "tests/support/temporary_folder.h"
 
 namespace direct_process_test {
 namespace {

@@ -1,16 +1,9 @@
 // With a secret no bytes of devices leave the host unsealed: transfers do not go by NCCL. Over the
 // double of CUDA and NCCL.
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
-
 #include <cstdlib>
-#include <optional>
-#include <string>
 
-#include "stitch/rpc/worker.h"
 #include "tests/gpu/double_torch_device.h"
-#include "tests/support/cluster.h"
-#include "tests/support/eventually.h"
+#include "tests/support/world_test.h"
 
 namespace direct_security_test {  // its functions are registered under their full names
 namespace {

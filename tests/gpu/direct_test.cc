@@ -1,23 +1,13 @@
 // Calls whose tensors go from device to device by transfers, over the double of CUDA and NCCL: each
 // path, streams on both sides, what does not fit. Every access that nothing puts in order
 // is a violation.
-#include <ATen/ATen.h>
 #include <c10/core/StreamGuard.h>
-#include <gtest/gtest.h>
-
-#include <chrono>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "stitch/rpc/gpu/device_bridge.h"
-#include "stitch/rpc/worker.h"
 #include "tests/gpu/device_tensors.h"
 #include "tests/gpu/direct_fixture.h"
 #include "tests/gpu/double_torch_device.h"
-#include "tests/support/cluster.h"
-#include "tests/support/error_of.h"
-#include "tests/support/eventually.h"
+#include "tests/support/world_test.h"
 
 namespace direct_test {  // its functions are registered under their full names
 namespace {

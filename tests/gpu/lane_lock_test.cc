@@ -1,22 +1,10 @@
 // Other users of NCCL in the process: while they hold a device, transfers run no NCCL on it, and
 // neither waits for the other.
 
-#include <gtest/gtest.h>
-
-#include <array>
-#include <chrono>
-#include <memory>
-#include <optional>
-#include <string>
-#include <thread>
-#include <utility>
-#include <vector>
-
-#include "stitch/transport/gpu/gpu_libraries.h"
 #include "stitch/transport/gpu/lane_lock.h"
+#include "stitch/transport/gpu/gpu_libraries.h"
 #include "tests/gpu/transfers_world.h"
-#include "tests/support/error_of.h"
-#include "tests/support/eventually.h"
+#include "tests/support/plain_test.h"
 
 namespace stitch::transport::gpu::test::lane_lock_test {
 namespace {

@@ -1,27 +1,12 @@
 // What programs queue on streams of their own, and calls that bring no tensor to tell: objects that
 // are read elsewhere, threads that have no device, devices that are lost. Over fake devices.
-#include <ATen/ATen.h>
 #include <c10/core/StreamGuard.h>
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <chrono>
-#include <optional>
-#include <thread>
-#include <vector>
 
 #include "stitch/dist_autograd/graph/device_order.h"
 #include "stitch/rpc/default_streams.h"
-#include "stitch/rpc/future/current_streams.h"
-#include "stitch/rpc/gpu/device_gate.h"
-#include "stitch/rpc/worker.h"
-#include "stitch/rref/rref.h"
-#include "stitch/rref/serialized.h"
 #include "tests/gpu/device_tensors.h"
 #include "tests/gpu/fake_torch_device.h"
-#include "tests/support/cluster.h"
-#include "tests/support/error_of.h"
-#include "tests/support/eventually.h"
+#include "tests/support/world_test.h"
 
 namespace own_streams_test {  // its functions are registered under their full names
 namespace {

@@ -1,21 +1,9 @@
 // Tensors that a device map has travel as bfloat16 or half: which they are, and what of them
 // arrives. Over fake devices, through the frame and through host memory.
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
-
 #include <cstdlib>
-#include <map>
-#include <string>
-#include <utility>
-#include <vector>
 
-#include "stitch/dist_autograd/context.h"
-#include "stitch/rpc/gpu/device_map.h"
-#include "stitch/rpc/worker.h"
-#include "stitch/rref/rref.h"
 #include "tests/gpu/device_tensors.h"
-#include "tests/support/cluster.h"
-#include "tests/support/error_of.h"
+#include "tests/support/world_test.h"
 
 namespace placement_cast_test {  // its functions are registered under their full names
 namespace {

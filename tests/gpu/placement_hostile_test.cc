@@ -1,20 +1,10 @@
 // Sections of devices that make no sense: each ends its connection with `protocol`, and nothing
 // else. One that names a device that is not here fails its call alone. Over fake devices.
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
-
-#include <cstdint>
 #include <initializer_list>
 #include <span>
-#include <string>
-#include <utility>
-#include <vector>
 
-#include "stitch/rpc/message/frame_kinds.h"
-#include "stitch/rpc/worker.h"
 #include "tests/gpu/added_sections.h"
-#include "tests/support/cluster.h"
-#include "tests/support/error_of.h"
+#include "tests/support/world_test.h"
 
 namespace placement_hostile_test {  // its functions are registered under their full names
 namespace {

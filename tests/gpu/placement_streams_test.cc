@@ -1,26 +1,11 @@
 // One file, though long: how calls are ordered with what is queued on devices. Nothing is read
 // before it is written, on either side, and nothing waits longer than it must. Over fake devices
 // whose streams a test holds.
-#include <ATen/ATen.h>
 #include <c10/core/StreamGuard.h>
-#include <gtest/gtest.h>
 
-#include <algorithm>
-#include <chrono>
-#include <map>
-#include <string>
-#include <thread>
-#include <vector>
-
-#include "stitch/rpc/future/execution_context.h"
-#include "stitch/rpc/worker.h"
-#include "stitch/rref/rref.h"
-#include "stitch/rref/serialized.h"
 #include "tests/gpu/device_tensors.h"
 #include "tests/gpu/fake_torch_device.h"
-#include "tests/support/cluster.h"
-#include "tests/support/error_of.h"
-#include "tests/support/eventually.h"
+#include "tests/support/world_test.h"
 
 namespace placement_streams_test {  // its functions are registered under their full names
 namespace {

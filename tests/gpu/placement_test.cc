@@ -1,29 +1,12 @@
 // Where tensors on devices are put: device maps, on(), containers, references, gradients. Over fake
 // devices.
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
 #include <torch/nn/modules/linear.h>
 
-#include <array>
 #include <cstdlib>
-#include <map>
-#include <memory>
-#include <string>
-#include <vector>
 
-#include "stitch/dist_autograd/context.h"
-#include "stitch/rpc/agent/agent.h"
-#include "stitch/rpc/gpu/device_map.h"
-#include "stitch/rpc/gpu/device_tensors.h"
-#include "stitch/rpc/message/frame_kinds.h"
-#include "stitch/rpc/worker.h"
-#include "stitch/rref/remote_module.h"
-#include "stitch/rref/rref.h"
-#include "stitch/transport/store/hash_store.h"
 #include "tests/gpu/device_tensors.h"
 #include "tests/gpu/fake_torch_device.h"
-#include "tests/support/cluster.h"
-#include "tests/support/error_of.h"
+#include "tests/support/world_test.h"
 
 namespace placement_test {  // its functions are registered under their full names
 namespace {

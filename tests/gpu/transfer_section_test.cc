@@ -1,24 +1,7 @@
 // Sections of transfers that make no sense are refused before anything is asked for: as bytes, and
 // as part of a message, whose connection they end. Over the double of CUDA and NCCL.
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
-
-#include <chrono>
-#include <cstdint>
-#include <functional>
-#include <random>
-#include <string>
-#include <utility>
-#include <vector>
-
-#include "stitch/base/error.h"
-#include "stitch/rpc/gpu/transfer_section.h"
-#include "stitch/rpc/message/frame_kinds.h"
-#include "stitch/rpc/worker.h"
 #include "tests/gpu/added_sections.h"
-#include "tests/support/cluster.h"
-#include "tests/support/error_of.h"
-#include "tests/support/eventually.h"
+#include "tests/support/world_test.h"
 
 namespace transfer_section_test {  // its functions are registered under their full names
 namespace {

@@ -1,15 +1,9 @@
 // The program beside the transfers: what its own calls of CUDA find, and what it keeps.
 
-#include <gtest/gtest.h>
-
-#include <chrono>
 #include <future>
-#include <memory>
-#include <string>
-#include <vector>
 
 #include "tests/gpu/transfers_world.h"
-#include "tests/support/eventually.h"
+#include "tests/support/plain_test.h"
 
 namespace stitch::transport::gpu::test::transfers_beside_test {
 namespace {

@@ -1,18 +1,12 @@
 // Peers that send frames out of place, and what they leave behind. Frames are given to one end as
 // its peer's.
 
-#include <gtest/gtest.h>
-
-#include <chrono>
 #include <cstring>
 #include <future>
-#include <string>
-#include <vector>
 
 #include "stitch/transport/gpu/transfer_frames.h"
 #include "tests/gpu/transfers_world.h"
-#include "tests/support/error_of.h"
-#include "tests/support/eventually.h"
+#include "tests/support/plain_test.h"
 
 namespace stitch::transport::gpu::test::transfers_hostile_test {
 namespace {

@@ -1,15 +1,7 @@
 // A path that was refused or broke: what it had goes by staging, and later it is tried again.
 
-#include <gtest/gtest.h>
-
-#include <chrono>
-#include <memory>
-#include <string>
-#include <thread>
-#include <vector>
-
 #include "tests/gpu/transfers_world.h"
-#include "tests/support/eventually.h"
+#include "tests/support/plain_test.h"
 
 namespace stitch::transport::gpu::test::transfers_retry_test {
 namespace {

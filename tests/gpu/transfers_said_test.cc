@@ -1,15 +1,8 @@
 // Why a better path is not used is said once for each peer and reason, with versions or the error,
 // and counted.
 
-#include <gtest/gtest.h>
-
-#include <chrono>
-#include <string>
-#include <utility>
-#include <vector>
-
 #include "tests/gpu/transfers_world.h"
-#include "tests/support/eventually.h"
+#include "tests/support/plain_test.h"
 
 namespace stitch::transport::gpu::test::transfers_said_test {
 namespace {

@@ -1,19 +1,10 @@
 // A peer whose process is stopped while its connection stays up: what waits for it ends, and gives
 // back what it holds. One that is slow is waited for.
 
-#include <gtest/gtest.h>
-
-#include <atomic>
-#include <chrono>
-#include <functional>
 #include <future>
-#include <memory>
-#include <string>
-#include <thread>
-#include <vector>
 
 #include "tests/gpu/transfers_world.h"
-#include "tests/support/eventually.h"
+#include "tests/support/plain_test.h"
 
 namespace stitch::transport::gpu::test::transfers_silence_test {
 namespace {

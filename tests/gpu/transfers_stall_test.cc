@@ -1,16 +1,8 @@
 // A transfer by NCCL that does not end, those that wait behind it, and what their ends say of that.
 
-#include <gtest/gtest.h>
-
-#include <chrono>
-#include <cstddef>
-#include <memory>
-#include <utility>
-#include <vector>
-
 #include "stitch/transport/gpu/transfer_frames.h"
 #include "tests/gpu/transfers_world.h"
-#include "tests/support/eventually.h"
+#include "tests/support/plain_test.h"
 
 namespace stitch::transport::gpu::test::transfers_stall_test {
 namespace {

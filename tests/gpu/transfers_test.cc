@@ -1,16 +1,12 @@
 // Device transfers over the double of CUDA and NCCL: each path, its failures, and what follows.
 
-#include <gtest/gtest.h>
-
-#include <chrono>
 #include <cstring>
 #include <iterator>
 
 #include "stitch/transport/gpu/transfer_frames.h"
 #include "tests/gpu/gpu_pair.h"
 #include "tests/gpu/transfers_world.h"
-#include "tests/support/error_of.h"
-#include "tests/support/eventually.h"
+#include "tests/support/plain_test.h"
 
 namespace stitch::transport::gpu::test::transfers_test {
 namespace {

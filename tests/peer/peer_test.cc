@@ -1,18 +1,12 @@
 // The gradients of stitch against those of PyTorch's distributed autograd, which scenarios.py runs.
 // PEER_PYTHON names the interpreter that has torch (default: python3).
-#include <gtest/gtest.h>
-#include <torch/torch.h>
-
 #include <cstdlib>
-#include <map>
 #include <sstream>
-#include <tuple>
 
-#include "stitch/dist_autograd/context.h"
 #include "tests/peer/scenario.h"
-#include "tests/support/cluster.h"
 #include "tests/support/equal_gradients.h"
 #include "tests/support/running_command.h"
+#include "tests/support/world_test.h"
 
 namespace stitch::testing::peer_test {
 namespace {

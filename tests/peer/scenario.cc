@@ -1,15 +1,8 @@
 #include "tests/peer/scenario.h"
 
-#include <torch/torch.h>
-
 #include <fstream>
-#include <functional>
-#include <mutex>
-#include <stdexcept>
 
-#include "stitch/rpc/agent/agent.h"
-#include "stitch/rpc/worker.h"
-#include "stitch/rref/rref.h"
+#include "tests/support/world_test.h"
 
 namespace stitch::testing {
 

@@ -1,13 +1,6 @@
 // stitch-reliability on any machine under any load: what must not happen in a chaos run does not,
 // and strangers' connections stop no neighbour. The times are not tested.
-#include <gtest/gtest.h>
-
-#include <chrono>
-#include <sstream>
-#include <string>
-#include <utility>
-#include <vector>
-
+#include "tests/support/plain_test.h"
 #include "tests/support/running_command.h"
 
 namespace chaos_test {

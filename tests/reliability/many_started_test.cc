@@ -1,14 +1,9 @@
 // Many processes that are started one by one, so that each loads libtorch for itself: what stitch
 // takes beside it.
-#include <gtest/gtest.h>
-
-#include <chrono>
-#include <cstdint>
 #include <cstdio>
-#include <string>
 
+#include "tests/support/plain_test.h"
 #include "tests/support/process_world.h"
-#include "tests/support/sanitizers.h"
 
 namespace many_started_test {
 namespace {

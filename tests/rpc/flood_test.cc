@@ -1,15 +1,10 @@
 // The memory of a fast caller and of a slow callee stays within max_inflight_bytes: what the system
 // counts, with the memory that malloc and the pool keep, set as users have them, but for the pages
 // of files (code).
-#include <gtest/gtest.h>
-
-#include <chrono>
 #include <cstdio>
-#include <cstdlib>
-#include <string>
 
+#include "tests/support/plain_test.h"
 #include "tests/support/process_world.h"
-#include "tests/support/sanitizers.h"
 
 namespace flood_test {
 namespace {

@@ -1,16 +1,10 @@
 // Worlds of real processes, over TensorPipe.
-#include <gtest/gtest.h>
 #include <stdlib.h>
 #include <unistd.h>
 
-#include <memory>
-#include <string>
-#include <vector>
-
+#include "tests/support/plain_test.h"
 #include "tests/support/process_world.h"
 #include "tests/support/running_command.h"
-#include "tests/support/sanitizers.h"
-#include "tests/support/temporary_folder.h"
 
 namespace process_test {
 namespace {

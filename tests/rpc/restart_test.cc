@@ -1,18 +1,8 @@
 // Workers that are killed and started again, as processes.
-#include <gtest/gtest.h>
 #include <signal.h>
 
-#include <chrono>
-#include <cstddef>
-#include <filesystem>
-#include <memory>
-#include <string>
-#include <vector>
-
-#include "tests/support/contains.h"
-#include "tests/support/eventually.h"
+#include "tests/support/plain_test.h"
 #include "tests/support/running_command.h"
-#include "tests/support/temporary_folder.h"
 
 namespace restart_test {
 namespace {

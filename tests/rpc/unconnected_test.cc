@@ -1,17 +1,8 @@
 // Workers that end before any other has called them, as processes: all others notice.
-#include <gtest/gtest.h>
 #include <signal.h>
 
-#include <algorithm>
-#include <chrono>
-#include <filesystem>
-#include <memory>
-#include <string>
-#include <vector>
-
-#include "tests/support/eventually.h"
+#include "tests/support/plain_test.h"
 #include "tests/support/running_command.h"
-#include "tests/support/temporary_folder.h"
 
 namespace unconnected_test {
 namespace {

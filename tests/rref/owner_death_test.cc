@@ -1,9 +1,5 @@
 // The death of a process that owns objects and holds references to others.
-#include <gtest/gtest.h>
-
-#include <chrono>
-#include <string>
-
+#include "tests/support/plain_test.h"
 #include "tests/support/process_world.h"
 
 namespace owner_death_test {

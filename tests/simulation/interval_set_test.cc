@@ -1,11 +1,7 @@
-#include "stitch/rref/lifetime/interval_set.h"
-
-#include <gtest/gtest.h>
-
 #include <limits>
-#include <random>
-#include <set>
-#include <vector>
+
+#include "stitch/rref/lifetime/interval_set.h"
+#include "tests/support/plain_test.h"
 
 namespace stitch::rref::interval_set_test {
 namespace {

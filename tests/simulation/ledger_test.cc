@@ -1,12 +1,6 @@
 #include "stitch/rref/lifetime/ledger.h"
-
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <random>
-
 #include "stitch/base/byte_io.h"
-#include "stitch/base/error.h"
+#include "tests/support/plain_test.h"
 
 namespace stitch::rref::ledger_test {
 namespace {

@@ -1,17 +1,8 @@
 // Histories of whole worlds over a simulated network and clock.
 #include "tests/simulation/membership_simulation.h"
-
-#include <gtest/gtest.h>
-
-#include <chrono>
-#include <cstddef>
-#include <cstdint>
-#include <iterator>
-#include <optional>
-
 #include "stitch/base/bytes.h"
 #include "stitch/rpc/membership/membership_protocol.h"
-#include "tests/support/sanitizers.h"
+#include "tests/support/plain_test.h"
 
 namespace stitch::rpc::membership_simulation_test {
 namespace {

@@ -1,11 +1,7 @@
 // What TransferOrder returns for each event, and what it refuses.
 
-#include <gtest/gtest.h>
-
-#include <vector>
-
 #include "stitch/transport/gpu/transfer_order.h"
-#include "tests/support/error_of.h"
+#include "tests/support/plain_test.h"
 
 namespace stitch::transport::gpu::order_rules_test {
 namespace {

@@ -1,18 +1,8 @@
 // The owner's end of ordered handles: numbers in, starts out.
 
-#include "stitch/rref/ordered_calls.h"
-
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <map>
-#include <memory>
-#include <numeric>
-#include <random>
-#include <vector>
-
 #include "stitch/base/byte_io.h"
-#include "tests/support/error_of.h"
+#include "stitch/rref/ordered_calls.h"
+#include "tests/support/plain_test.h"
 
 namespace stitch::rref::ordered_calls_table_test {
 namespace {

@@ -1,15 +1,7 @@
 // What single messages do to the protocol of a pass. Whole passes are in pass_simulation_test.cc.
 #include "stitch/dist_autograd/pass_protocol.h"
-
-#include <gtest/gtest.h>
-
-#include <array>
-#include <memory>
-#include <span>
-#include <string>
-#include <vector>
-
 #include "stitch/dist_autograd/pass_lives.h"
+#include "tests/support/plain_test.h"
 
 namespace stitch::dist_autograd::pass_protocol_test {
 namespace {

@@ -1,16 +1,5 @@
 // What a Session does with peers and connections that break the rules, or are slow.
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <chrono>
-#include <cstdint>
-#include <cstring>
 #include <deque>
-#include <memory>
-#include <optional>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "stitch/base/byte_io.h"
 #include "stitch/base/bytes.h"
@@ -18,6 +7,7 @@
 #include "stitch/rpc/agent/session.h"
 #include "stitch/rpc/message/frame_kinds.h"
 #include "stitch/rpc/message/time_left.h"
+#include "tests/support/plain_test.h"
 
 namespace stitch::rpc::session_rules_test {
 namespace {

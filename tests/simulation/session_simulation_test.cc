@@ -1,14 +1,7 @@
 // Sessions in simulated histories: nothing is lost, nothing comes twice.
 #include "tests/simulation/session_simulation.h"
-
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <random>
-#include <set>
-#include <vector>
-
 #include "stitch/rpc/agent/received_numbers.h"
+#include "tests/support/plain_test.h"
 
 namespace stitch::rpc::session_simulation_test {
 namespace {

@@ -1,15 +1,9 @@
 // The rules of the tables one by one; the simulation covers their combinations.
 
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <functional>
-#include <set>
-#include <vector>
-
 #include "stitch/rref/lifetime/holder_table.h"
 #include "stitch/rref/lifetime/lifetime.h"
 #include "stitch/rref/lifetime/owner_table.h"
+#include "tests/support/plain_test.h"
 
 namespace stitch::rref::tables_test {
 namespace {

@@ -1,18 +1,9 @@
 // stitch-run --diagnose on dumps that are made up, damaged or hostile.
-#include <gtest/gtest.h>
-
-#include <chrono>
-#include <filesystem>
-#include <fstream>
-#include <random>
-#include <string>
-#include <utility>
-
 #include "diagnose_dump.h"
 #include "diagnose_json.h"
 #include "diagnose_waits.h"
+#include "tests/support/plain_test.h"
 #include "tests/support/running_command.h"
-#include "tests/support/temporary_folder.h"
 
 namespace diagnose_test {
 namespace {

@@ -1,11 +1,7 @@
 // STITCH_FAULT in worlds of processes, over each transport.
-#include <gtest/gtest.h>
 #include <signal.h>
 
-#include <chrono>
-#include <string>
-#include <vector>
-
+#include "tests/support/plain_test.h"
 #include "tests/support/process_world.h"
 #include "tests/support/running_command.h"
 

@@ -1,19 +1,10 @@
 // Worlds of processes that hang on purpose: stitch-run --diagnose names the worker and the function
 // that hold them up.
-#include <gtest/gtest.h>
 #include <signal.h>
 
-#include <chrono>
-#include <filesystem>
-#include <set>
-#include <string>
-#include <thread>
-#include <vector>
-
-#include "tests/support/eventually.h"
+#include "tests/support/plain_test.h"
 #include "tests/support/process_world.h"
 #include "tests/support/running_command.h"
-#include "tests/support/temporary_folder.h"
 
 namespace hangs_test {
 namespace {

@@ -1,10 +1,7 @@
-#include "tools/line_output.h"
-
-#include <gtest/gtest.h>
 #include <unistd.h>
 
-#include <array>
-#include <string>
+#include "tests/support/plain_test.h"
+#include "tools/line_output.h"
 
 namespace line_output_test {
 namespace {

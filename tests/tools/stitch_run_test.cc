@@ -1,19 +1,9 @@
 // One file, though long: one fixture with few helpers, and a test for each promise of stitch-run,
 // which runs as a user runs it, on small shell programs.
-#include <gtest/gtest.h>
 #include <signal.h>
 
-#include <algorithm>
-#include <chrono>
-#include <filesystem>
-#include <fstream>
-#include <sstream>
-#include <string>
-#include <vector>
-
-#include "tests/support/eventually.h"
+#include "tests/support/plain_test.h"
 #include "tests/support/running_command.h"
-#include "tests/support/temporary_folder.h"
 
 namespace stitch_run_test {
 namespace {

@@ -1,26 +1,12 @@
 // Reuse of the memory of large buffers.
-#include "stitch/transport/block_pool.h"
-
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <atomic>
-#include <chrono>
-#include <cstring>
-#include <fstream>
 #include <limits>
-#include <memory>
-#include <random>
-#include <set>
-#include <thread>
-#include <vector>
 
-#include "stitch/base/error.h"
 #include "stitch/base/event_loop.h"
 #include "stitch/base/freed_memory.h"
+#include "stitch/transport/block_pool.h"
 #include "stitch/transport/trimmed_pool.h"
+#include "tests/support/plain_test.h"
 #include "tests/support/resident_memory.h"
-#include "tests/support/sanitizers.h"
 
 namespace stitch::transport::block_pool_test {
 namespace {

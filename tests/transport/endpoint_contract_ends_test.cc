@@ -1,14 +1,5 @@
 // Opening, refusal and end of connections, for every endpoint.
-#include <gtest/gtest.h>
-
-#include <atomic>
-#include <memory>
-#include <string>
-#include <thread>
-#include <tuple>
-#include <utility>
-#include <vector>
-
+#include "tests/support/plain_test.h"
 #include "tests/transport/endpoint_contract.h"
 
 namespace stitch::transport::endpoint_contract_ends_test {

@@ -1,18 +1,6 @@
 // Messages, for every endpoint.
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <atomic>
-#include <iterator>
-#include <map>
-#include <memory>
-#include <mutex>
-#include <string>
-#include <thread>
-#include <utility>
-#include <vector>
-
 #include "tests/transport/endpoint_contract.h"
+#include "tests/support/plain_test.h"
 
 namespace stitch::transport::endpoint_contract_test {
 namespace {

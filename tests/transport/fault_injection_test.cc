@@ -1,17 +1,10 @@
 // Faults on purpose: how they are written, and what they do to connections of every kind.
-#include <gtest/gtest.h>
 #include <signal.h>
-
-#include <algorithm>
-#include <cstdlib>
-#include <memory>
-#include <string>
-#include <thread>
-#include <vector>
 
 #include "stitch/transport/faults/faults.h"
 #include "stitch/transport/loopback/loopback_endpoint.h"
 #include "stitch/transport/stream/stream_endpoint.h"
+#include "tests/support/plain_test.h"
 #include "tests/transport/line.h"
 
 namespace stitch::transport::fault_injection_test {

@@ -1,23 +1,13 @@
-#include "stitch/transport/store/file_store.h"
-
 #include <fcntl.h>
-#include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
-#include <iterator>
-
-#include "stitch/base/error.h"
 #include "stitch/transport/store/file_log.h"
-#include "tests/support/error_of.h"
+#include "stitch/transport/store/file_store.h"
 #include "tests/support/forked_child.h"
-#include "tests/support/temporary_folder.h"
+#include "tests/support/plain_test.h"
 
 namespace stitch::transport::file_store_test {
 namespace {

@@ -1,14 +1,5 @@
 #include "stitch/transport/wire/frame.h"
-
-#include <gtest/gtest.h>
-
-#include <cstdint>
-#include <cstring>
-#include <random>
-#include <string>
-#include <vector>
-
-#include "stitch/base/error.h"
+#include "tests/support/plain_test.h"
 
 namespace stitch::transport::frame_test {
 namespace {

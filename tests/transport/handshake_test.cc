@@ -1,19 +1,8 @@
 // The handshake of workers without any I/O: success, refusals, and attacks by peers without the
 // secret.
 #include "stitch/transport/wire/handshake.h"
-
-#include <gtest/gtest.h>
-
-#include <cstring>
-#include <functional>
-#include <memory>
-#include <random>
-#include <string>
-#include <vector>
-
-#include "stitch/base/error.h"
 #include "stitch/transport/wire/handshake_messages.h"
-#include "tests/support/error_of.h"
+#include "tests/support/plain_test.h"
 
 namespace stitch::transport::handshake_test {
 namespace {

@@ -1,11 +1,5 @@
 #include "stitch/transport/selection/interfaces.h"
-
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cstdlib>
-
-#include "stitch/base/error.h"
+#include "tests/support/plain_test.h"
 
 namespace stitch::transport::interfaces_test {
 namespace {

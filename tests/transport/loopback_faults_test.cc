@@ -1,17 +1,8 @@
 // Faults that the loopback endpoint injects.
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cstring>
 #include <ctime>
-#include <memory>
-#include <string>
-#include <thread>
-#include <tuple>
-#include <utility>
-#include <vector>
 
 #include "stitch/transport/loopback/loopback_endpoint.h"
+#include "tests/support/plain_test.h"
 #include "tests/transport/line.h"
 
 namespace stitch::transport::loopback_faults_test {

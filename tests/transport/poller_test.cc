@@ -1,20 +1,13 @@
 // The poller by itself, and what an endpoint costs that has nothing to do.
-#include "stitch/transport/stream/poller.h"
-
-#include <gtest/gtest.h>
 #include <sys/eventfd.h>
 #include <time.h>
 
-#include <atomic>
-#include <functional>
 #include <future>
-#include <memory>
 #include <new>
-#include <string>
-#include <thread>
-#include <vector>
 
+#include "stitch/transport/stream/poller.h"
 #include "stitch/transport/stream/stream_endpoint.h"
+#include "tests/support/plain_test.h"
 #include "tests/transport/raw_peer.h"
 
 namespace stitch::transport::poller_test {

@@ -1,16 +1,11 @@
 // What records may cost: memory for what has arrived and not for what is announced, a fair share of
 // the link, and no waiting for a link that takes nothing.
-#include <gtest/gtest.h>
-
-#include <cstring>
 #include <deque>
-#include <optional>
-#include <string>
-#include <vector>
 
 #include "stitch/transport/stream/receive_budget.h"
 #include "stitch/transport/stream/record_reader.h"
 #include "stitch/transport/stream/record_writer.h"
+#include "tests/support/plain_test.h"
 #include "tests/transport/memory_pipe.h"
 #include "tests/transport/recorder.h"
 

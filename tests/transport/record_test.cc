@@ -1,21 +1,10 @@
 // Records, written and read over a link that takes and gives bytes in the worst pieces, and what is
 // not a record.
 #include "stitch/transport/wire/record.h"
-
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cstring>
-#include <map>
-#include <optional>
-#include <random>
-#include <set>
-#include <string>
-#include <vector>
-
 #include "stitch/base/byte_io.h"
 #include "stitch/transport/stream/record_reader.h"
 #include "stitch/transport/stream/record_writer.h"
+#include "tests/support/plain_test.h"
 #include "tests/transport/memory_pipe.h"
 #include "tests/transport/recorder.h"
 

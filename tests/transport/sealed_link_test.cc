@@ -1,18 +1,8 @@
 // Messages over a sealed link, over pipes that take and give bytes in the worst pieces.
 #include "stitch/transport/stream/sealed_link.h"
-
-#include <gtest/gtest.h>
-
-#include <array>
-#include <cstring>
-#include <memory>
-#include <set>
-#include <string>
-#include <vector>
-
 #include "stitch/transport/stream/record_reader.h"
 #include "stitch/transport/stream/record_writer.h"
-#include "tests/support/error_of.h"
+#include "tests/support/plain_test.h"
 #include "tests/transport/memory_pipe.h"
 #include "tests/transport/recorder.h"
 

@@ -1,15 +1,10 @@
 // The transports that a worker uses, and its reports on those that it does not.
-#include "stitch/transport/selection/make_endpoints.h"
-#include "stitch/transport/self_transfer.h"
-
-#include <gtest/gtest.h>
-
-#include <atomic>
 #include <semaphore>
 
+#include "stitch/transport/selection/make_endpoints.h"
 #include "stitch/transport/self_transfer.h"
 #include "stitch/transport/stream/stream_endpoint.h"
-#include "tests/support/eventually.h"
+#include "tests/support/plain_test.h"
 #include "tests/transport/raw_peer.h"
 
 namespace stitch::transport::selection_test {

@@ -1,18 +1,8 @@
 // The key of a secret, the keys of a session and sealed records, and attacks on them.
 #include "stitch/transport/wire/session_seal.h"
-
-#include <gtest/gtest.h>
-
-#include <array>
-#include <cstring>
-#include <functional>
-#include <string>
-#include <vector>
-
-#include "stitch/base/error.h"
 #include "stitch/transport/wire/aes_gcm.h"
 #include "stitch/transport/wire/secret_key.h"
-#include "tests/support/error_of.h"
+#include "tests/support/plain_test.h"
 
 namespace stitch::transport::session_seal_test {
 namespace {

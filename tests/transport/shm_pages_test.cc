@@ -1,13 +1,6 @@
 // The memory of shared-memory rings.
-#include <gtest/gtest.h>
-
-#include <atomic>
-#include <cstddef>
-#include <fstream>
-#include <memory>
-#include <string>
-
 #include "stitch/transport/stream/stream_endpoint.h"
+#include "tests/support/plain_test.h"
 #include "tests/transport/raw_peer.h"
 
 namespace stitch::transport::shm_pages_test {

@@ -1,16 +1,10 @@
 // When a thread of a poller stands by, with a clock of the test's; and pollers whose threads do.
-#include "stitch/transport/stream/stand_by.h"
-
-#include <gtest/gtest.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-#include <atomic>
-#include <memory>
-#include <thread>
-#include <vector>
-
 #include "stitch/transport/stream/poller.h"
+#include "stitch/transport/stream/stand_by.h"
+#include "tests/support/plain_test.h"
 #include "tests/transport/raw_peer.h"
 
 namespace stitch::transport::stand_by_test {

@@ -1,20 +1,14 @@
 // The contract of every store, run over each of them and over a prefix of each.
-#include <gtest/gtest.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <atomic>
 #include <cstdio>
-#include <functional>
 #include <future>
-#include <thread>
 
-#include "stitch/base/error.h"
 #include "stitch/transport/store/file_store.h"
 #include "stitch/transport/store/hash_store.h"
 #include "stitch/transport/store/prefix_store.h"
 #include "stitch/transport/store/tcp_store.h"
-#include "tests/support/error_of.h"
+#include "tests/support/plain_test.h"
 
 namespace stitch::transport::store_contract_test {
 namespace {

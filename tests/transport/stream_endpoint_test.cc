@@ -1,23 +1,7 @@
 // What only stitch's own endpoint can show: addresses, and many connections.
 #include "stitch/transport/stream/stream_endpoint.h"
-#include "tests/support/error_of.h"
-
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <array>
-#include <atomic>
-#include <cstdlib>
-#include <cstring>
-#include <filesystem>
-#include <iterator>
-#include <memory>
-#include <random>
-#include <string>
-#include <thread>
-#include <vector>
-
 #include "stitch/transport/stream/tcp_link.h"
+#include "tests/support/plain_test.h"
 #include "tests/transport/raw_peer.h"
 
 namespace stitch::transport::stream_endpoint_test {

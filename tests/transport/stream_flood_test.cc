@@ -1,18 +1,10 @@
 // More strangers connect than an endpoint can hold: few are kept, and its own peers and connections
 // are not affected.
-#include <gtest/gtest.h>
 #include <sys/resource.h>
-
-#include <algorithm>
-#include <array>
-#include <atomic>
-#include <memory>
-#include <string>
-#include <thread>
-#include <vector>
 
 #include "stitch/transport/stream/half_open.h"
 #include "stitch/transport/stream/stream_endpoint.h"
+#include "tests/support/plain_test.h"
 #include "tests/transport/raw_peer.h"
 
 namespace stitch::transport::stream_flood_test {

@@ -1,15 +1,8 @@
 // Threads that wait for a message and move it themselves: Endpoint::help of stitch's own endpoint.
-#include <gtest/gtest.h>
-
-#include <atomic>
-#include <cstring>
 #include <limits>
-#include <memory>
-#include <string>
-#include <thread>
-#include <vector>
 
 #include "stitch/transport/stream/stream_endpoint.h"
+#include "tests/support/plain_test.h"
 #include "tests/transport/raw_peer.h"
 
 namespace stitch::transport::stream_help_test {

@@ -1,18 +1,11 @@
 // Stitch's own endpoint among processes: peers that are killed, and a process that runs out of
 // descriptors.
-#include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/resource.h>
 
-#include <atomic>
-#include <cstdlib>
-#include <memory>
-#include <string>
-#include <thread>
-#include <vector>
-
 #include "stitch/transport/stream/stream_endpoint.h"
 #include "tests/support/disabled_test_process.h"
+#include "tests/support/plain_test.h"
 #include "tests/transport/raw_peer.h"
 
 namespace stitch::transport::stream_process_test {

@@ -1,21 +1,12 @@
 // Strangers that connect to stitch's own endpoint, and peers that break its rules: each ends its
 // own connection and nothing else.
-#include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 
-#include <array>
-#include <atomic>
-#include <cstdlib>
-#include <memory>
-#include <random>
-#include <string>
-#include <thread>
-#include <vector>
-
 #include "stitch/transport/stream/shm_link.h"
 #include "stitch/transport/stream/stream_endpoint.h"
+#include "tests/support/plain_test.h"
 #include "tests/transport/raw_peer.h"
 
 namespace stitch::transport::stream_strangers_test {

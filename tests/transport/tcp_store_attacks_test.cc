@@ -1,19 +1,14 @@
 // Attacks on the TCP store without knowledge of its secret: between a client and the server, and as
 // either of them.
-#include <gtest/gtest.h>
 #include <poll.h>
-#include <atomic>
 
-#include <array>
-#include <functional>
 #include <future>
-#include <thread>
 
 #include "stitch/base/byte_io.h"
 #include "stitch/base/mutex.h"
 #include "stitch/transport/store/tcp_store.h"
 #include "stitch/transport/store/tcp_store_protocol.h"
-#include "tests/support/error_of.h"
+#include "tests/support/plain_test.h"
 #include "tests/transport/plain_socket.h"
 
 namespace stitch::transport::tcp_store_attacks_test {

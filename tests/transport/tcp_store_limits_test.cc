@@ -1,15 +1,11 @@
 // Limits of a TCP store: its clients can neither exhaust its memory nor end it with an exception.
-#include <gtest/gtest.h>
-
 #include <future>
-#include <stdexcept>
-#include <vector>
 
 #include "stitch/base/byte_io.h"
 #include "stitch/transport/store/framed_stream.h"
 #include "stitch/transport/store/tcp_store.h"
 #include "stitch/transport/store/tcp_store_protocol.h"
-#include "tests/support/error_of.h"
+#include "tests/support/plain_test.h"
 #include "tests/transport/plain_socket.h"
 
 namespace stitch::transport::tcp_store_limits_test {

@@ -1,20 +1,11 @@
 // Behaviour of the TCP store only: connecting, foreign peers, secrets, a server that dies. The rest
 // is in store_contract_test.
-#include "stitch/transport/store/tcp_store.h"
-
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <atomic>
-#include <fstream>
 #include <future>
-#include <random>
-#include <thread>
 
 #include "stitch/base/byte_io.h"
-#include "stitch/base/error.h"
+#include "stitch/transport/store/tcp_store.h"
 #include "stitch/transport/store/tcp_store_protocol.h"
-#include "tests/support/error_of.h"
+#include "tests/support/plain_test.h"
 #include "tests/transport/plain_socket.h"
 
 namespace stitch::transport::tcp_store_test {

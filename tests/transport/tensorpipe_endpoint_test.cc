@@ -1,21 +1,12 @@
 // Behaviour of TensorPipe's endpoint only: addresses, processes that die, foreign connections.
-#include "stitch/transport/tensorpipe/tensorpipe_endpoint.h"
-
-#include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <chrono>
-#include <cstdlib>
-#include <memory>
-#include <string>
-#include <thread>
-#include <vector>
-
 #include "stitch/transport/ip_address.h"
+#include "stitch/transport/tensorpipe/tensorpipe_endpoint.h"
 #include "tests/support/disabled_test_process.h"
-#include "tests/support/error_of.h"
+#include "tests/support/plain_test.h"
 #include "tests/transport/plain_socket.h"
 #include "tests/transport/recorder.h"
 

@@ -1,16 +1,8 @@
 // Strangers that do not know the secret against workers that do, over real sockets: what they can
 // read, repeat, change and cut off. Nothing they do opens a connection of theirs or delivers a
 // message that was not sent.
-#include <gtest/gtest.h>
-
-#include <array>
-#include <map>
-#include <memory>
-#include <string>
-#include <thread>
-#include <vector>
-
 #include "stitch/transport/stream/stream_endpoint.h"
+#include "tests/support/plain_test.h"
 #include "tests/transport/relay.h"
 
 namespace stitch::transport::transcript_attack_test {

@@ -3,22 +3,12 @@
 // double of CUDA on a machine without one. CALLS_TRIALS and CALLS_PROGRAMS say how much of it.
 #include "tests/gpu/device/calls_check.h"
 
-#include <ATen/ATen.h>
 #include <c10/core/StreamGuard.h>
-#include <gtest/gtest.h>
 
 #include <cstdlib>
-#include <map>
-#include <mutex>
-#include <string>
-#include <utility>
-#include <vector>
 
-#include "stitch/dist_autograd/context.h"
-#include "stitch/rpc/agent/agent.h"
-#include "stitch/rpc/worker.h"
-#include "tests/support/cluster.h"
 #include "tests/support/oracle.h"
+#include "tests/support/world_test.h"
 
 namespace gpu_calls_check {  // its functions are registered under their full names
 namespace {
