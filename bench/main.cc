@@ -144,6 +144,12 @@ int run_program(const std::vector<std::string>& arguments) {
 }  // namespace stitch_bench
 
 int main(int argc, char** argv) try {
+#ifndef __OPTIMIZE__
+  std::fputs(
+      "stitch-bench: warning: it is built without optimization; figures are of the preset "
+      "release\n",
+      stderr);
+#endif
   return stitch_bench::run_program({argv + 1, argv + argc});
 } catch (const std::exception& error) {
   std::fprintf(stderr, "stitch-bench: %s\n", error.what());

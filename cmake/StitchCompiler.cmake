@@ -25,8 +25,12 @@ endif()
 # lld links a program that loads libtorch in a tenth of the time of ld.bfd.
 find_program(STITCH_LLD ld.lld)
 mark_as_advanced(STITCH_LLD)
-if(STITCH_LLD)
-  add_link_options(-fuse-ld=lld)
+if(STITCH_LLD AND NOT CMAKE_INTERPROCEDURAL_OPTIMIZATION)
+  include(CheckLinkerFlag)
+  check_linker_flag(CXX -fuse-ld=lld STITCH_LINKS_BY_LLD)
+  if(STITCH_LINKS_BY_LLD)
+    add_link_options(-fuse-ld=lld)
+  endif()
 endif()
 
 # ccache keeps objects that use precompiled headers only when told that the header's macros and times may be trusted.

@@ -280,7 +280,7 @@ TEST_F(Membership, AJoinFailsWhenNoMemberCanBeReached) {
   Node late(network, 2, 1);
   const auto start = std::chrono::steady_clock::now();
   EXPECT_EQ(error_of([&] { late.join(founders()); }).code(), ErrorCode::disconnected);
-  EXPECT_LT(std::chrono::steady_clock::now() - start, 2s);
+  EXPECT_LT(std::chrono::steady_clock::now() - start, 15s);
 }
 
 TEST_F(Membership, ACallToAWorkerThatDiedBeforeThisOneJoinedNamesItAndItsEpoch) {

@@ -322,9 +322,9 @@ TEST_P(Meeting, TheNewHostOfAStoreDoesNotWaitAwayTheTimeForFoundingAWorld) {
   const Options options{
       .name = "worker0", .rank = 0, .world_size = "1:3", .heartbeat_timeout = 3600s};
   const auto began = steady_clock::now();
-  RunningWorld host(options, store(), began + 2s);
+  RunningWorld host(options, store(), began + 60s);
   host.await_former_world(true);
-  EXPECT_LT(steady_clock::now() - began, 1900ms);
+  EXPECT_LT(steady_clock::now() - began, 40s);
 }
 
 TEST(Admission, TakesWhoFits) {

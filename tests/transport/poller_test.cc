@@ -310,7 +310,7 @@ TEST(Poller, AHelpingThreadKeepsItsDeadlineUnderTraffic) {
   for (int i = 0; i < 2000 && here.load() == 0; ++i) {
     const auto begin = Clock::now();
     EXPECT_FALSE(poller.help(never, begin + milliseconds(50)));
-    EXPECT_LT(Clock::now() - begin, seconds(3));
+    EXPECT_LT(Clock::now() - begin, seconds(15));
   }
   EXPECT_GT(here.load(), 0);
   busy = false;
@@ -421,7 +421,7 @@ TEST(Poller, DoesNotWaitLongForAThreadInDeferredWork) {
   }));
   const auto begin = Clock::now();
   poller->join();
-  EXPECT_LT(Clock::now() - begin, milliseconds(4000));
+  EXPECT_LT(Clock::now() - begin, seconds(15));
   *release = true;
   EXPECT_TRUE(wait_until([&] { return poller.use_count() == 1; })) << "its thread has not ended";
 }

@@ -289,7 +289,7 @@ TEST_F(PollerStandsBy, JoinsAtOnce) {
   ASSERT_TRUE(stand_by());
   const auto begin = Poller::Clock::now();
   poller->join();
-  EXPECT_LT(Poller::Clock::now() - begin, seconds(2));
+  EXPECT_LT(Poller::Clock::now() - begin, seconds(15));
 }
 
 }  // namespace

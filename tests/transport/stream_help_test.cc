@@ -90,7 +90,7 @@ TEST_P(StreamHelp, GivesUpSoonWhenNothingComes) {
     EXPECT_FALSE(echo.client->help(never, Clock::time_point::max()));
     EXPECT_FALSE(echo.server->help(never, begin));
     EXPECT_FALSE(echo.client->help(never, Clock::time_point::min()));
-    EXPECT_LT(Clock::now() - begin, seconds(2));
+    EXPECT_LT(Clock::now() - begin, seconds(15));
   }
   // Messages are moved by the endpoint's own thread afterwards.
   echo.connection->send(make_message("m"), nullptr);
@@ -126,7 +126,7 @@ TEST_P(StreamHelp, DoesNothingInsideACallback) {
   Echo echo(GetParam(), [&](const std::shared_ptr<Connection>&, const Message&) {
     const auto begin = Clock::now();
     EXPECT_FALSE(client->help(never, begin + kTestTimeout));
-    EXPECT_LT(Clock::now() - begin, seconds(2));
+    EXPECT_LT(Clock::now() - begin, seconds(15));
     calls.fetch_add(1);
   });
   client = echo.client.get();

@@ -16,7 +16,7 @@ struct Hello {
   std::string name;            // worker name
   bool authenticated = false;  // both sides have proved that they know the secret
 
-  static constexpr std::uint16_t kVersion = 6;
+  static constexpr std::uint16_t kVersion = 7;
 };
 
 }  // namespace stitch::transport
