@@ -63,8 +63,7 @@ TEST(Gatherings, OfAWorkerThatIsGoneLeaveNothing) {
     });
   }
   // Both have arrived, and wait for the third at each other's and at its exchange.
-  const auto served = [&](int rank) { return cluster[rank].debug_info().at("rpc.calls_served"); };
-  EXPECT_TRUE(eventually([&] { return served(0) == 1 && served(1) == 1 && served(2) == 2; }));
+  EXPECT_TRUE(eventually([&] { return cluster[2].debug_info().at("rpc.calls_served") == 2; }));
   cluster[2].shutdown({.graceful = false});
   threads.clear();
   EXPECT_TRUE(nothing_is_kept(cluster, 2));

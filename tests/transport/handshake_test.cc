@@ -397,7 +397,7 @@ TEST(Greeting, NamesBothVersionsWhenTheyDiffer) {
   const base::Bytes bytes = encode(greeting);
   const Error error = error_of([&] { static_cast<void>(decode_greeting(bytes.span())); });
   EXPECT_EQ(error.code(), ErrorCode::protocol);
-  EXPECT_STREQ(error.what(), "peer speaks protocol version 9, this worker speaks version 6");
+  EXPECT_STREQ(error.what(), "peer speaks protocol version 9, this worker speaks version 7");
 }
 
 TEST(Greeting, RefusesOtherProtocolsTruncationsAndUnknownFlags) {
