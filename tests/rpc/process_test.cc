@@ -97,7 +97,9 @@ TEST(Processes, AKilledPeerFailsItsCallsByNameAndNoOthers) {
 TEST(Processes, AStoppedPeerIsNoticedDeclaredDeadAndToldSo) {
   for (const char* transport : {"shm", "tcp"}) {
     SCOPED_TRACE(transport);
-    ProcessWorld world(3, {WORLD_PROGRAM, "stop"}, {std::string("STITCH_TRANSPORTS=") + transport});
+    ProcessWorld world(
+        3, {WORLD_PROGRAM, "stop"},
+        {std::string("STITCH_TRANSPORTS=") + transport, "STITCH_HEARTBEAT_TIMEOUT=1500ms"});
     for (int rank = 0; rank < 3; ++rank) EXPECT_EQ(world[rank].wait(), 0) << world[rank].err();
     EXPECT_NE(world[0].out().find("disconnected after less than 2.5 s: call (anonymous "
                                   "namespace)::sleep_until_stopped() to worker \"worker1\" (id 1) "

@@ -18,8 +18,9 @@ class Unconnected : public ::testing::TestWithParam<const char*> {
   std::unique_ptr<RunningCommand> start(int rank, int count, const std::string& end) const {
     return std::make_unique<RunningCommand>(
         std::vector<std::string>{"env", "STITCH_INIT_METHOD=file://" + path("store"),
-                                 MEMBER_PROGRAM, "watch", folder_.path().string(),
-                                 std::to_string(rank), std::to_string(count), end},
+                                 "STITCH_HEARTBEAT_TIMEOUT=1500ms", MEMBER_PROGRAM, "watch",
+                                 folder_.path().string(), std::to_string(rank),
+                                 std::to_string(count), end},
         seconds(90));
   }
   [[nodiscard]] bool told(const std::string& what) const {

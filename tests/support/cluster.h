@@ -10,9 +10,10 @@
 namespace stitch::testing {
 
 // A whole world in one process: n workers "worker0" to "worker<n-1>" that meet at a HashStore and
-// are connected over loopback. The destructor shuts all down gracefully, and fails the test when
-// one could not. Worker 0 is current on the thread that made the cluster. Thread contract: one
-// thread; the workers themselves are thread-safe.
+// are connected over loopback; each may be silent for 10 s, as on a busy machine. The destructor
+// shuts all down gracefully, and fails the test when one could not. Worker 0 is current on the
+// thread that made the cluster. Thread contract: one thread; the workers themselves are
+// thread-safe.
 class Cluster {
  public:
   // `adjust` may change the options of each worker before it starts.
