@@ -18,7 +18,7 @@ void pass_note(int left, std::string here, std::string other) {
 
 int main() {
   auto self = stitch::init();
-  if (self.rank() == 0) stitch::notify<pass_note>("worker1", 1000, "worker1", "worker0");
+  if (self.rank() == 0) stitch::notify<pass_note>("worker1", 200, "worker1", "worker0");
 
   // [tutorial: shutdown]
   try {
@@ -27,7 +27,7 @@ int main() {
     std::cerr << error.what() << std::endl;  // names the workers that did not leave in time
     return 1;
   }
-  std::cout << "notes received: " << notes << std::endl;  // 500 on each worker
+  std::cout << "notes received: " << notes << std::endl;  // 100 on each worker
   // [tutorial: end]
 
   // [tutorial: after]

@@ -58,8 +58,8 @@ TEST(Examples, RrefCounterCountsOnEveryWorkerAndIsDestroyed) {
 
 TEST(Examples, LeavingWaitsForWhatIsInFlight) {
   const auto text = run({STITCH_RUN, "-n", "2", example("leaving")});
-  EXPECT_TRUE(contains(text, "[worker0] notes received: 500")) << text;
-  EXPECT_TRUE(contains(text, "[worker1] notes received: 500")) << text;
+  EXPECT_TRUE(contains(text, "[worker0] notes received: 100")) << text;
+  EXPECT_TRUE(contains(text, "[worker1] notes received: 100")) << text;
   EXPECT_TRUE(contains(
       text,
       "[worker1] shutting_down: there is no current worker: the one of this process has shut "

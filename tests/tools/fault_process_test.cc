@@ -59,7 +59,8 @@ TEST(FaultsOfProcesses, CutConnectionsReproducibly) {
     const std::string first = call_with("seed=7,drop=0.01", "calls", transport, "0");
     EXPECT_NE(first.find(" answered, then disconnected\n"), std::string::npos) << first;
     EXPECT_EQ(call_with("seed=7,drop=0.01", "calls", transport, "0"), first) << transport;
-    EXPECT_EQ(call_with("seed=7,drop=0.01", "calls", transport), "all answered\n") << transport;
+    EXPECT_EQ(call_with("seed=7,drop=0.01", "calls", transport, "20s"), "all answered\n")
+        << transport;
   }
 }
 
