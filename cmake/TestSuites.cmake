@@ -82,7 +82,7 @@ if(over)
   list(APPEND lines "sweep|over_tcp|${over}|STITCH_TRANSPORTS=tcp" "sweep|over_tensorpipe|${over}|STITCH_TRANSPORTS=uv")
 endif()
 if(histories)
-  list(APPEND lines "sweep|all_histories|${histories}|STITCH_ALL_HISTORIES=1")
+  list(APPEND lines "sweep|all_histories|${histories}|ALL_HISTORIES=1")
 endif()
 foreach(line IN LISTS lines)
   # What follows the filter are variables of the environment.

@@ -48,12 +48,12 @@ TEST(EventRing, KeepsTheLastOnes) {
 // What is listed while others write is whole: the fields of each event belong together.
 TEST(EventRing, NeverListsAHalfWrittenEvent) {
   EventRing ring;
-  std::atomic<bool> stop{false};
   static constexpr const char* kNames[] = {"0", "11", "222", "3333"};
   std::vector<std::jthread> writers;
   for (std::uint32_t writer = 0; writer < 4; ++writer) {
-    writers.emplace_back([&, writer] {
-      while (!stop.load()) ring.record(kNames[writer], writer, writer, writer, kNames[writer]);
+    writers.emplace_back([&, writer](const std::stop_token& stop) {
+      while (!stop.stop_requested())
+        ring.record(kNames[writer], writer, writer, writer, kNames[writer]);
     });
   }
   std::size_t seen = 0;
@@ -68,7 +68,6 @@ TEST(EventRing, NeverListsAHalfWrittenEvent) {
       ++seen;
     }
   }
-  stop.store(true);
   EXPECT_GT(seen, 0U);
 }
 

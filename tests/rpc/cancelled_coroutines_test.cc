@@ -203,9 +203,7 @@ std::string name_of(const ::testing::TestParamInfo<Way>& way) {
   return kNames[static_cast<int>(way.param)];
 }
 INSTANTIATE_TEST_SUITE_P(Ways, SharedOutcomes,
-                         ::testing::Values(Way::promise, Way::variable, Way::copy, Way::then,
-                                           Way::all, Way::any),
-                         &name_of);
+                         ::testing::Values(Way::promise, Way::variable, Way::all), &name_of);
 
 // ---- what only the coroutine holds
 

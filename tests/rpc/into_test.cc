@@ -31,7 +31,7 @@ class Into : public ::testing::TestWithParam<const char*> {
     });
   }
 };
-INSTANTIATE_TEST_SUITE_P(Over, Into, ::testing::Values("loopback", "shm", "tcp", "uv"),
+INSTANTIATE_TEST_SUITE_P(Over, Into, ::testing::Values("loopback", "shm", "tcp"),
                          [](const auto& info) { return std::string(info.param); });
 
 TEST_P(Into, ReceivesResultsOfEverySize) {

@@ -78,7 +78,7 @@ class Meeting : public stitch::testing::Founding {
   std::atomic<bool> keeping_{false};
   std::thread keeper_;
 };
-INSTANTIATE_TEST_SUITE_P(Stores, Meeting, ::testing::Values("hash", "tcp"),
+INSTANTIATE_TEST_SUITE_P(Stores, Meeting, ::testing::Values("hash"),
                          [](const auto& info) { return info.param; });
 
 TEST_P(Meeting, FoundersAgreeAndLeaveTheRecordOfTheirWorld) {

@@ -181,7 +181,7 @@ TEST_P(Serving, ManyThreadsWaitConcurrently) {
   EXPECT_EQ(wrong, 0);
 }
 
-INSTANTIATE_TEST_SUITE_P(Over, Serving, ::testing::Values("loopback", "shm", "tcp", "uv"),
+INSTANTIATE_TEST_SUITE_P(Over, Serving, ::testing::Values("loopback", "shm", "uv"),
                          [](const auto& info) {
                            std::string name = info.param;
                            std::replace(name.begin(), name.end(), '-', '_');

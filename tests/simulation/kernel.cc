@@ -73,7 +73,7 @@ Totals run_histories(std::uint64_t first, std::uint64_t count, const Run& run) {
   Totals totals{.of = count};
   std::uint64_t number = first;
   std::uint64_t end = first + share_of(count);
-  const char* const replayed = std::getenv("STITCH_HISTORY");
+  const char* const replayed = std::getenv("HISTORY");
   if (replayed != nullptr) {
     number = std::stoull(replayed);
     if (number < first || number >= first + count) return totals;
@@ -87,7 +87,7 @@ Totals run_histories(std::uint64_t first, std::uint64_t count, const Run& run) {
     const Trace traced;
     const std::string trace = run(number).trace;
     std::cerr << trace.substr(replayed == nullptr && trace.size() > kEnd ? trace.size() - kEnd : 0);
-    EXPECT_EQ(outcome.failure, "") << "STITCH_HISTORY=" << number << " repeats it";
+    EXPECT_EQ(outcome.failure, "") << "HISTORY=" << number << " repeats it";
     break;
   }
   return totals;

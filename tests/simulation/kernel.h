@@ -191,7 +191,7 @@ using Run = std::function<Outcome(std::uint64_t)>;
 struct Totals {
   std::map<std::string, std::uint64_t> counts{};
   std::uint64_t histories = 0;
-  std::uint64_t of = 0;  // how many there are with STITCH_ALL_HISTORIES=1
+  std::uint64_t of = 0;  // how many there are with ALL_HISTORIES=1
   Totals& operator+=(const Totals& other);
   std::uint64_t operator[](const std::string& what) const;
   // Bounds for all histories: a part of them has to show its part. One alone need not.
@@ -203,7 +203,7 @@ using testing::all_histories;
 using testing::share_of;
 
 // Runs histories from `first` on, share_of(count) of them, none of which may break a rule. The
-// first that does is run again, and the end of its trace is printed. STITCH_HISTORY=number replays
+// first that does is run again, and the end of its trace is printed. HISTORY=number replays
 // that one alone, and prints all of its trace.
 Totals run_histories(std::uint64_t first, std::uint64_t count, const Run& run);
 
