@@ -86,24 +86,29 @@ TEST(Retry, WhatACopyBetweenDevicesHadGoesByStagingWhenItFails) {
   world.await_path(0, 0, 1, 1, Path::peer);  // it is tested again
 }
 
-// What copies of the same time say of one event counts once.
+// What copies of the same time say of one event counts once. On a busy machine the first may fail
+// before the next is launched: then they are made once more.
 TEST(Retry, SeveralCopiesThatFailTogetherAreOneFailure) {
-  TransfersWorld world({.processes = {0, 0}, .max_delay = 20ms, .adjust = with_short_pauses});
-  world.await_path(0, 0, 1, 1, Path::peer);
-  std::vector<std::shared_ptr<TestTransfer>> transfers;
-  const int gate = world.gpu.make_gate();
-  for (int i = 0; i < 3; ++i) {
-    world.gpu.inject(0, "memcpy_peer_async", cuda::kInvalidValue);
-    transfers.push_back(world.start(0, 0, 1, 1, 5000, static_cast<char>(i), gate));
+  for (int round = 0; round < 50; ++round) {
+    TransfersWorld world({.processes = {0, 0}, .max_delay = 20ms, .adjust = with_long_pauses});
+    world.await_path(0, 0, 1, 1, Path::peer);
+    std::vector<std::shared_ptr<TestTransfer>> transfers;
+    const int gate = world.gpu.make_gate();
+    for (int i = 0; i < 3; ++i) {
+      world.gpu.inject(0, "memcpy_peer_async", cuda::kInvalidValue);
+      transfers.push_back(world.start(0, 0, 1, 1, 5000, static_cast<char>(i), gate));
+    }
+    world.gpu.open_gate(gate);
+    for (const auto& transfer : transfers) {
+      ASSERT_NO_FATAL_FAILURE(world.wait(*transfer));
+      world.expect_bytes(*transfer);
+    }
+    if (world.transfers[0]->counters().retries < 2) continue;
+    EXPECT_EQ(failures(world, 1, 0, Path::peer), 1U);
+    EXPECT_EQ(failures(world, 0, 1, Path::peer), 0U);
+    return;
   }
-  world.gpu.open_gate(gate);
-  for (const auto& transfer : transfers) {
-    ASSERT_NO_FATAL_FAILURE(world.wait(*transfer));
-    world.expect_bytes(*transfer);
-  }
-  EXPECT_GE(world.transfers[0]->counters().retries, 2U) << "they did not fail together";
-  EXPECT_EQ(failures(world, 1, 0, Path::peer), 1U);
-  EXPECT_EQ(failures(world, 0, 1, Path::peer), 0U);
+  ADD_FAILURE() << "they never failed together";
 }
 
 TEST(Retry, OfAPeerThatIsLostNoPauseAndNoFailureIsKept) {
