@@ -65,7 +65,7 @@ std::int64_t messages(Cluster& cluster) {
 }
 // Repeats the count: a ledger frame that is being sent may be in only one of the two numbers.
 bool come_to(std::int64_t wanted, Cluster& cluster) {
-  return eventually([&] { return messages(cluster) == wanted; }, 5s);
+  return eventually([&] { return messages(cluster) == wanted; });
 }
 
 TEST(RRefMessages, HandlersThatReturnOrAwaitWithTheirReferenceTellTheOwnerNothing) {

@@ -66,8 +66,7 @@ TEST_F(Sweep, AnObjectThatOnlyADeadWorkerHeldIsReclaimed) {
   ASSERT_TRUE(eventually([&] { return number(cluster, 0, "holds") == 0; })) << tables(cluster);
   EXPECT_EQ(rpc_sync<use_kept>("worker1"), 1);
   cluster[1].shutdown({.graceful = false, .timeout = 1s});
-  EXPECT_TRUE(eventually([&] { return number(cluster, 2, "entries") == 0; }, 5s))
-      << tables(cluster);
+  EXPECT_TRUE(eventually([&] { return number(cluster, 2, "entries") == 0; })) << tables(cluster);
   EXPECT_EQ(number(cluster, 2, "lives_unswept"), 0);
 }
 
@@ -92,13 +91,12 @@ TEST_F(Sweep, WhatADeadWorkerLentLivesOn) {
   ASSERT_TRUE(eventually([&] { return number(cluster, 0, "holds") == 0; })) << tables(cluster);
   cluster[1].shutdown({.graceful = false, .timeout = 1s});
   ASSERT_TRUE(told(cluster, {0, 2, 3}));
-  ASSERT_TRUE(eventually([&] { return number(cluster, 2, "lives_unswept") == 0; }, 5s))
+  ASSERT_TRUE(eventually([&] { return number(cluster, 2, "lives_unswept") == 0; }))
       << tables(cluster);
   EXPECT_EQ(rpc_sync<use_kept>("worker3"), 1);
   EXPECT_EQ(number(cluster, 2, "entries"), 1);
   rpc_sync<drop_kept>("worker3");
-  EXPECT_TRUE(eventually([&] { return number(cluster, 2, "entries") == 0; }, 5s))
-      << tables(cluster);
+  EXPECT_TRUE(eventually([&] { return number(cluster, 2, "entries") == 0; })) << tables(cluster);
 }
 
 TEST_F(Sweep, TheReferencesOfADeadOwnerFailAndCanStillBePassedOn) {
@@ -188,8 +186,7 @@ TEST_F(Sweep, WhatALeaverHeldIsReclaimed) {
   ASSERT_TRUE(eventually([&] { return number(cluster, 0, "holds") == 0; })) << tables(cluster);
   cluster[1].shutdown({.timeout = 10s});
   ASSERT_TRUE(told(cluster, {0, 2}));
-  EXPECT_TRUE(eventually([&] { return number(cluster, 2, "entries") == 0; }, 5s))
-      << tables(cluster);
+  EXPECT_TRUE(eventually([&] { return number(cluster, 2, "entries") == 0; })) << tables(cluster);
 }
 
 }  // namespace
