@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <stdexcept>
 
+#include "busy.h"
 #include "cores.h"
 #include "measure.h"
 #include "report.h"
@@ -15,10 +16,10 @@ namespace stitch_bench {
 
 namespace {
 
-// The first argument of a measure's process, before its measure, rank, path, the base memory and
-// the command line.
+// The first argument of a measure's process, before its measure, rank, path, the base memory, the
+// kind of busy host and the command line.
 constexpr const char* kSideWord = "--side-of-a-measure";
-constexpr std::size_t kSideWords = 5;
+constexpr std::size_t kSideWords = 6;
 constexpr int kNoDevice = 77;  // exit status
 
 int run_side(const std::vector<std::string>& arguments) {
@@ -27,7 +28,8 @@ int run_side(const std::vector<std::string>& arguments) {
   const Measure& measure = find_measure(arguments[1]);
   const int rank = std::stoi(arguments[2]);
   Side side(parse_settings({arguments.begin() + kSideWords, arguments.end()}), rank,
-            arguments[3] == "-" ? "" : arguments[3], std::stod(arguments[4]));
+            arguments[3] == "-" ? "" : arguments[3], std::stod(arguments[4]), arguments[5]);
+  const auto busy = begin_busy(arguments[5]);
   if (side.settings().pin) pin_to_core(rank);
   (rank == 0 ? measure.first : measure.second)(side);
   return 0;
@@ -63,11 +65,14 @@ class Benchmark {
 
   int run() {
     const auto measures = wanted_measures(settings_);
+    const auto kinds = settings_.busy.empty() ? std::vector<std::string>{"idle"} : settings_.busy;
     for (int round = 1; round <= settings_.rounds && processes_.interrupted() == 0; ++round) {
       for (const Measure* measure : measures) {
         const auto paths = measure->paths.empty() ? std::vector<std::string>{""} : measure->paths;
         for (const auto& path : paths) {
-          if (processes_.interrupted() == 0) run_once(*measure, path, round);
+          for (const auto& busy : kinds) {
+            if (processes_.interrupted() == 0) run_once(*measure, path, busy, round);
+          }
         }
       }
     }
@@ -77,21 +82,23 @@ class Benchmark {
   }
 
  private:
-  void run_once(const Measure& measure, const std::string& path, int round) {
-    const std::string label = measure.name + (path.empty() ? "" : " " + path);
+  void run_once(const Measure& measure, const std::string& path, const std::string& busy,
+                int round) {
+    const std::string label =
+        measure.name + (path.empty() ? "" : " " + path) + (busy == "idle" ? "" : " busy-" + busy);
     std::vector<std::vector<std::string>> sides;
     for (const std::string rank : {"0", "1"}) {
       if (rank == "1" && measure.second == nullptr) break;
       auto& words = sides.emplace_back(
           std::vector<std::string>{kSideWord, measure.name, rank, path.empty() ? "-" : path,
-                                   std::to_string(report_.value("memory.libtorch_only"))});
+                                   std::to_string(report_.value("memory.libtorch_only")), busy});
       words.insert(words.end(), arguments_.begin(), arguments_.end());
     }
     const auto start = Clock::now();
     std::fprintf(stderr, "round %d of %d  %-36s", round, settings_.rounds, label.c_str());
     const std::chrono::seconds limit(180 + static_cast<long>(60 * settings_.seconds));
-    const std::string failure =
-        processes_.run(sides, limit, [this](const std::string& line) { report_.add(line); });
+    const std::string failure = processes_.run(
+        sides, competitors_of(busy), limit, [this](const std::string& line) { report_.add(line); });
     std::fprintf(stderr, " %6.1f s\n", seconds_since(start));
     if (!failure.empty()) {
       std::fprintf(stderr, "stitch-bench: %s: %s\n", label.c_str(), failure.c_str());

@@ -17,7 +17,7 @@ const std::vector<Measure>& all_measures() {
       latency(),
       rate(),
       bandwidth(),
-      contention(),
+      beside_bulk(),
       idle(),
       steal(),
       autograd(),

@@ -29,7 +29,7 @@ struct Measure {
 [[nodiscard]] Measure latency();
 [[nodiscard]] Measure rate();
 [[nodiscard]] Measure bandwidth();
-[[nodiscard]] Measure contention();
+[[nodiscard]] Measure beside_bulk();
 [[nodiscard]] Measure idle();
 [[nodiscard]] Measure steal();
 [[nodiscard]] Measure autograd();

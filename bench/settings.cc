@@ -1,9 +1,13 @@
 #include "settings.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <sstream>
 #include <stdexcept>
+#include <thread>
+
+#include "busy.h"
 
 namespace stitch_bench {
 
@@ -27,6 +31,18 @@ std::vector<std::string> parts(const std::string& list) {
     if (!name.empty()) names.push_back(name);
   }
   return names;
+}
+
+// "contention": what a user notices of a busy host, on an idle one and on busy ones.
+void expand_contention(Settings& settings) {
+  const auto found = std::find(settings.measures.begin(), settings.measures.end(), "contention");
+  if (found == settings.measures.end()) return;
+  const auto at = settings.measures.erase(found);
+  settings.measures.insert(at, {"latency", "rate", "autograd", "step", "rref"});
+  if (!settings.busy.empty()) return;
+  const unsigned cores = std::max(1U, std::thread::hardware_concurrency());
+  settings.busy = {"idle",  "1",     std::to_string(cores), std::to_string(2 * cores),
+                   "torch", "pinned"};
 }
 
 }  // namespace
@@ -75,6 +91,13 @@ Settings parse_settings(const std::vector<std::string>& arguments) {
         throw std::invalid_argument("--sizes is empty; it takes MiB, separated by commas");
     } else if (option == "--load-size") {
       settings.load_mib = number(option, value, 1);
+    } else if (option == "--busy") {
+      settings.busy = parts(value);
+      for (const auto& kind : settings.busy) {
+        if (!is_busy_kind(kind))
+          throw std::invalid_argument("--busy has \"" + kind +
+                                      "\"; it takes idle, numbers up to 999, torch and pinned");
+      }
     } else if (option == "--transports") {
       settings.transports = parts(value);
     } else if (option == "--tcp-transport") {
@@ -85,6 +108,7 @@ Settings parse_settings(const std::vector<std::string>& arguments) {
       throw std::invalid_argument("option " + option + " is unknown; see --help");
     }
   }
+  expand_contention(settings);
   return settings;
 }
 
@@ -101,8 +125,15 @@ std::string help_text() {
          "round and [lowest..highest] (3)\n"
          "  --seconds S          time for each number, after warm-up (0.3)\n"
          "  --sizes LIST         MiB of the tensors that are echoed (1,16,64,256)\n"
-         "  --load-size MIB      of the tensor that keeps a connection busy in `contention` "
+         "  --load-size MIB      of the tensor that keeps a connection busy in `beside_bulk` "
          "(1024)\n"
+         "  --busy LIST          what else wants the cores, in turns: idle, a number of processes "
+         "that compute, torch\n"
+         "                       (libtorch's threads of both processes compute), pinned (both on "
+         "core 0). Keys begin with busy-KIND\n"
+         "                       `contention` is latency, rate, autograd, step and rref with all "
+         "of "
+         "them\n"
          "  --pin                process i on core i\n"
          "  --transports LIST    of the measures called same_host (default: what stitch chooses)\n"
          "  --tcp-transport NAME of the measures called tcp (" +

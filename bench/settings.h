@@ -21,6 +21,7 @@ struct Settings {
   int load_mib = 1024;                         // of the tensor that keeps a connection busy
   bool pin = false;                            // process i on core i
   bool floors = true;
+  std::vector<std::string> busy{};  // kinds of busy.h, in turns; idle alone when it is empty
 
   std::vector<std::string>
       transports{};  // of the measures on path "same_host"; empty: chosen by stitch

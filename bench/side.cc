@@ -49,7 +49,8 @@ void Side::result(const std::string& key, double value, const std::string& unit,
                   const std::string& floor) const {
   char number[64];
   std::snprintf(number, sizeof(number), "%.9g", value);
-  write_all(kResults, key + ' ' + number + ' ' + unit + ' ' + (floor.empty() ? "-" : floor) + '\n');
+  write_all(kResults, prefix_ + key + ' ' + number + ' ' + unit + ' ' +
+                          (floor.empty() ? "-" : prefix_ + floor) + '\n');
 }
 
 }  // namespace stitch_bench

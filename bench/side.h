@@ -14,8 +14,9 @@ class Side {
   static constexpr int kLink = 3;     // a socket to the other process; absent where there is none
   static constexpr int kResults = 4;  // a pipe to the process that prints the table
 
-  Side(Settings settings, int rank, std::string path, double base_rss_mib)
+  Side(Settings settings, int rank, std::string path, double base_rss_mib, const std::string& busy)
       : settings_(std::move(settings)),
+        prefix_(busy == "idle" ? "" : "busy-" + busy + "."),
         rank_(rank),
         path_(std::move(path)),
         base_rss_mib_(base_rss_mib) {}
@@ -46,6 +47,7 @@ class Side {
 
  private:
   const Settings settings_;
+  const std::string prefix_;  // of all keys
   const int rank_;
   const std::string path_;
   const double base_rss_mib_;

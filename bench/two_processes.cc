@@ -15,6 +15,7 @@
 #include <cerrno>
 #include <system_error>
 
+#include "busy.h"
 #include "side.h"
 
 namespace stitch_bench {
@@ -95,6 +96,19 @@ pid_t start(const std::vector<std::string>& arguments, const Inherited& inherite
     ::_exit(127);
   }
   ::setpgid(pid, pid);  // both sides set it, so that neither can be too late
+  return pid;
+}
+
+pid_t start_competitor() {
+  const pid_t parent = ::getpid();
+  const pid_t pid = ::fork();
+  if (pid < 0) throw_errno("cannot start another process");
+  if (pid == 0) {
+    ::setpgid(0, 0);
+    if (::prctl(PR_SET_PDEATHSIG, SIGKILL) != 0 || ::getppid() != parent) ::_exit(1);
+    compete();
+  }
+  ::setpgid(pid, pid);
   return pid;
 }
 
@@ -185,7 +199,7 @@ TwoProcesses::~TwoProcesses() {
 }
 
 std::string TwoProcesses::run(const std::vector<std::vector<std::string>>& arguments,
-                              std::chrono::seconds limit, const OnLine& on_line) {
+                              int competitors, std::chrono::seconds limit, const OnLine& on_line) {
   std::array<int, 2> pipe_ends{};
   if (::pipe2(pipe_ends.data(), O_CLOEXEC) != 0) throw_errno("cannot make a pipe");
   const Descriptor results(moved_up(pipe_ends[0]));
@@ -197,6 +211,8 @@ std::string TwoProcesses::run(const std::vector<std::vector<std::string>>& argum
   std::array<Descriptor, 2> links{Descriptor(moved_up(link_ends[0])),
                                   Descriptor(moved_up(link_ends[1]))};
 
+  Children competing;
+  for (int i = 0; i < competitors; ++i) competing.add(start_competitor());
   Children children;
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     children.add(

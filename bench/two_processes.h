@@ -19,11 +19,12 @@ class TwoProcesses {
   TwoProcesses(const TwoProcesses&) = delete;
   TwoProcesses& operator=(const TwoProcesses&) = delete;
 
-  // Runs a process (one or two) with each of these arguments, and waits for all. `on_line` gets
+  // Runs a process (one or two) with each of these arguments, and waits for all; meanwhile
+  // `competitors` further ones compute. `on_line` gets
   // each line that they write to Side::kResults. Returns the text of an error; empty when all
   // exited with 0.
   [[nodiscard]] std::string run(const std::vector<std::vector<std::string>>& arguments,
-                                std::chrono::seconds limit, const OnLine& on_line);
+                                int competitors, std::chrono::seconds limit, const OnLine& on_line);
 
   // The signal that this program was stopped by; 0 for none.
   [[nodiscard]] int interrupted() const { return interrupted_; }

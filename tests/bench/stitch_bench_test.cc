@@ -90,7 +90,7 @@ TEST(StitchBench, EveryMeasureEndsAndPrintsPositiveNumbers) {
   EXPECT_EQ(command.wait(), 0) << command.err();
   expect_positive_numbers(command.out());
   const auto found = results(command.out());
-  for (const std::string name : {"latency", "rate", "bandwidth", "contention", "idle", "steal",
+  for (const std::string name : {"latency", "rate", "bandwidth", "beside_bulk", "idle", "steal",
                                  "autograd", "step", "rref", "allocs"}) {
     EXPECT_TRUE(names_of_measures().contains(name)) << name;
     for (const std::string path : {"same_host", "tcp"}) {
@@ -104,6 +104,21 @@ TEST(StitchBench, EveryMeasureEndsAndPrintsPositiveNumbers) {
         "floor.tensorpipe.shm.rtt64.p50", "floor.tensorpipe.uv.calls.256",
         "floor.tensorpipe.shm.one_way", "floor.tensorpipe.uv.echo.2MiB"}) {
     EXPECT_TRUE(found.contains(floor)) << floor;
+  }
+}
+
+TEST(StitchBench, MeasuresOnBusyHosts) {
+  auto arguments = bench(kSmallest);
+  arguments.insert(arguments.end(),
+                   {"contention", "--busy=2,torch", "--no-floors", "--result-lines"});
+  RunningCommand command(arguments, 500s);
+  EXPECT_EQ(command.wait(), 0) << command.err();
+  expect_positive_numbers(command.out());
+  const auto found = results(command.out());
+  for (const std::string prefix : {"busy-2.", "busy-torch."}) {
+    for (const std::string key : {"latency.tcp.empty.pool.p50", "rate.tcp.empty.pool.window.1",
+                                  "rref.same_host.remote_to_here.p99"})
+      EXPECT_TRUE(found.contains(prefix + key)) << prefix + key;
   }
 }
 
@@ -152,7 +167,8 @@ TEST(StitchBench, RefusesWhatItDoesNotKnow) {
            {{"latencies"}, "known are: "},
            {{"--round", "3"}, "--round"},
            {{"--rounds", "0"}, "--rounds"},
-           {{"--seconds", "x"}, "--seconds"}}) {
+           {{"--seconds", "x"}, "--seconds"},
+           {{"--busy", "2,very"}, "very"}}) {
     RunningCommand command(bench(arguments));
     EXPECT_EQ(command.wait(), 2);
     EXPECT_NE(command.err().find(word), std::string::npos) << command.err();

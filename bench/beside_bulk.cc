@@ -12,7 +12,7 @@
 
 namespace stitch_bench {
 
-namespace contention_measure {
+namespace beside_bulk_measure {
 namespace {
 
 void consume(at::Tensor) {}
@@ -55,7 +55,7 @@ class Load {
 
 void first(Side& side) {
   const stitch::Worker self = join_world(side);
-  const std::string key = "contention." + side.path();
+  const std::string key = "beside_bulk." + side.path();
   const double seconds = side.settings().seconds;
   const auto call = [&] { stitch::rpc_sync<&empty>(patiently(other(side))); };
   const auto tensor =
@@ -81,11 +81,11 @@ void first(Side& side) {
 }
 
 }  // namespace
-}  // namespace contention_measure
+}  // namespace beside_bulk_measure
 
-Measure contention() {
-  using namespace contention_measure;
-  return {.name = "contention",
+Measure beside_bulk() {
+  using namespace beside_bulk_measure;
+  return {.name = "beside_bulk",
           .about =
               "empty calls alone, and while a tensor of --load-size MiB is sent again and again "
               "over the same connection",
