@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
@@ -23,6 +24,8 @@
 #define STITCH_NO_THREAD_SAFETY_ANALYSIS STITCH_THREAD_ANNOTATION(no_thread_safety_analysis)
 
 namespace stitch::base {
+
+class Descriptor;
 
 // A std::mutex that clang's thread-safety analysis understands.
 class STITCH_CAPABILITY("mutex") Mutex {
@@ -91,6 +94,31 @@ class CondVar {
 
  private:
   std::condition_variable condition_;
+};
+
+// A flag that a thread waits for, perhaps asleep in a poller: set() wakes that one. Thread
+// contract: any thread; set() is called while the flag is kept alive by more than its waiter.
+class AwaitedFlag {
+ public:
+  [[nodiscard]] bool is_set() const noexcept { return set_.load(std::memory_order_acquire); }
+  void set() noexcept {
+    set_.store(true);
+    if (waker_.load() != nullptr) [[unlikely]]
+      wake();
+  }
+  // REQUIRES: no thread sleeps until it is set.
+  void clear() noexcept { set_.store(false, std::memory_order_relaxed); }
+
+  // The caller is about to sleep on `eventfd`, and calls wake_no_more() afterwards. False when the
+  // flag is set already, or another thread sleeps until it is.
+  [[nodiscard]] bool wake_through(const Descriptor& eventfd) noexcept;
+  void wake_no_more(const Descriptor& eventfd) noexcept;
+
+ private:
+  void wake() noexcept;
+
+  std::atomic<bool> set_{false};
+  std::atomic<const Descriptor*> waker_{nullptr};
 };
 
 }  // namespace stitch::base

@@ -46,8 +46,8 @@ class Pass final : public StrandOwner, public std::enable_shared_from_this<Pass>
   // nothing of it runs here any more.
   void begin(std::vector<at::Tensor> gradients, Promise<void> done, rpc::Clock::time_point deadline)
       STITCH_EXCLUDES(mutex_);
-  // The same; besides, this thread runs the nodes that become ready, and polls while none is, until
-  // the pass has ended here, or nothing comes for a while: the pass goes on then without it.
+  // The same; besides, this thread runs the nodes that become ready, and reads messages while none
+  // is, until the pass has ended here, or another thread reads: the pass goes on then without it.
   // REQUIRES: not while this thread handles a message.
   void begin_and_drive(std::vector<at::Tensor> gradients, Promise<void> done,
                        rpc::Clock::time_point deadline) STITCH_EXCLUDES(mutex_);
@@ -57,7 +57,7 @@ class Pass final : public StrandOwner, public std::enable_shared_from_this<Pass>
   // Gives them to this thread's handler. REQUIRES: the future of the pass has completed.
   void replay_warnings() { warnings_.replay(); }
   // Has begin_and_drive() look for work, or for the end of the pass. Any thread.
-  void wake_driver() noexcept { driver_wanted_.store(true, std::memory_order_release); }
+  void wake_driver() noexcept { driver_wanted_.set(); }
 
   // Messages. An invalid one ends the pass with an error; nothing is thrown.
   void on_mark(const WorkerInfo& from, const wire::Mark& mark);
@@ -188,7 +188,7 @@ class Pass final : public StrandOwner, public std::enable_shared_from_this<Pass>
   std::vector<PassSummary::Sent> sent_;
   bool no_room_ = false;  // too much waits for a peer to which it has sent gradients
 
-  std::atomic<bool> driver_wanted_{false};
+  base::AwaitedFlag driver_wanted_;
   bool collects_warnings_ = false;  // constant once nodes may run
   WarningCollector warnings_;
   bool driven_ = false;  // by begin_and_drive(); constant once nodes may run

@@ -59,7 +59,7 @@ void Pass::begin_and_drive(std::vector<at::Tensor> gradients, Promise<void> done
   driven_ = true;
   begin(std::move(gradients), std::move(done), deadline);
   for (;;) {
-    driver_wanted_.store(false, std::memory_order_relaxed);
+    driver_wanted_.clear();
     work.run();
     {
       base::MutexLock lock(mutex_);

@@ -230,10 +230,12 @@ auto rpc_async(TargetOptions target, Args&&... args) {
 // STITCH_INLINE function.
 template <auto F, class... Args>
 auto rpc_sync(Target target, Args&&... args) {
+  const rpc::AnswerWaitScope waits;
   return detail::call<F>(rpc::current_agent(), target, std::forward<Args>(args)...).get();
 }
 template <auto F, class... Args>
 auto rpc_sync(TargetOptions target, Args&&... args) {
+  const rpc::AnswerWaitScope waits;
   return detail::call<F>(rpc::current_agent(), Target(std::move(target)),
                          std::forward<Args>(args)...)
       .get();

@@ -126,10 +126,12 @@ class Worker {
   // As stitch::rpc_sync(), with this worker as the caller.
   template <auto F, class... Args>
   auto rpc_sync(Target target, Args&&... args) {
+    const rpc::AnswerWaitScope waits;
     return detail::call<F>(agent(), target, std::forward<Args>(args)...).get();
   }
   template <auto F, class... Args>
   auto rpc_sync(TargetOptions target, Args&&... args) {
+    const rpc::AnswerWaitScope waits;
     return detail::call<F>(agent(), Target(std::move(target)), std::forward<Args>(args)...).get();
   }
   // As stitch::rpc_async(), with this worker as the caller.

@@ -161,6 +161,7 @@ class RemoteModule {
   // The same, waiting. Throws its Error.
   template <class... Args>
   auto forward(Args&&... args) const {
+    const rpc::AnswerWaitScope waits;
     return forward_async(std::forward<Args>(args)...).get();
   }
   // As forward_async(), but the result stays on the owner: an RRef to it.

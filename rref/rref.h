@@ -119,9 +119,13 @@ class [[nodiscard]] RRef {
     return detail::fetch<T>(handle(), use());
   }
   // The same, waiting. Throws its Error.
-  T to_here() const { return to_here_async().get(); }
+  T to_here() const {
+    const rpc::AnswerWaitScope waits;
+    return to_here_async().get();
+  }
   template <class Rep, class Period>
   T to_here(std::chrono::duration<Rep, Period> timeout) const {
+    const rpc::AnswerWaitScope waits;
     return with_timeout(timeout).to_here_async().get();
   }
 
@@ -142,6 +146,7 @@ class [[nodiscard]] RRef {
   // The same, waiting. Throws its Error.
   template <auto Method, class... Args>
   auto rpc_sync(Args&&... args) const {
+    const rpc::AnswerWaitScope waits;
     return rpc_async<Method>(std::forward<Args>(args)...).get();
   }
   // As rpc_async(), but the result stays on the owner.

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -12,6 +11,7 @@
 #include <vector>
 
 #include "stitch/base/error.h"
+#include "stitch/base/mutex.h"
 #include "stitch/base/unique_function.h"
 #include "stitch/transport/deferred_work.h"
 #include "stitch/transport/wire/buffer.h"
@@ -140,10 +140,11 @@ class Endpoint {
   virtual std::shared_ptr<Connection> connect(const std::string& address,
                                               ConnectionEvents events) = 0;
   // For a thread that waits until a message sets `done`: polls the endpoint itself, callbacks
-  // included, for an adaptive time. True when `done` is set; otherwise the caller sleeps as it
-  // would have. Any thread; does nothing inside a callback.
-  virtual bool help(const std::atomic<bool>& done, std::chrono::steady_clock::time_point deadline) {
-    return done.load(std::memory_order_acquire);
+  // included, and sleeps in it, until then or until shortly before `deadline`; not while another
+  // thread does, nor once messages bring work for others. True when `done` is set; otherwise the
+  // caller sleeps as it would have. Any thread; does nothing inside a callback.
+  virtual bool help(base::AwaitedFlag& done, std::chrono::steady_clock::time_point deadline) {
+    return done.is_set();
   }
   // Failures that no callback reports, by name: for debug_info.
   [[nodiscard]] virtual std::map<std::string, std::int64_t> counters() const { return {}; }

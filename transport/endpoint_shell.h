@@ -1,6 +1,5 @@
 #pragma once
 
-#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <map>
@@ -29,8 +28,7 @@ class EndpointShell final : public Endpoint {
                                       ConnectionEvents events) override {
     return state_->connect(address, std::move(events));
   }
-  bool help(const std::atomic<bool>& done,
-            std::chrono::steady_clock::time_point deadline) override {
+  bool help(base::AwaitedFlag& done, std::chrono::steady_clock::time_point deadline) override {
     if constexpr (requires { state_->help(done, deadline); }) {
       return state_->help(done, deadline);
     } else {

@@ -374,20 +374,20 @@ void Agent::in_fresh_state(const std::function<void()>& task) {
   task();
 }
 
-bool Agent::help(const std::atomic<bool>& done, Clock::time_point deadline) {
+bool Agent::help(base::AwaitedFlag& done, Clock::time_point deadline) {
   if (forked()) throw_if_stopped();  // in the child it would never be set
-  if (outgoing_calls_.size() == 0) return done.load(std::memory_order_acquire);
+  if (outgoing_calls_.size() == 0) return done.is_set();
   return poll(done, deadline);
 }
 
-bool Agent::poll(const std::atomic<bool>& done, Clock::time_point deadline) {
-  if (stopped()) return done.load(std::memory_order_acquire);
+bool Agent::poll(base::AwaitedFlag& done, Clock::time_point deadline) {
+  if (stopped()) return done.is_set();
   // Messages are handled on this thread, and must not run under its guards.
   std::optional<FreshTorchState> fresh;
   try {
     if (!has_fresh_torch_state()) fresh.emplace();
   } catch (const std::exception&) {
-    return done.load(std::memory_order_acquire);  // no memory or thread for that: others read
+    return done.is_set();  // no memory or thread for that: others read
   }
   return peers_->help(done, deadline);
 }

@@ -106,9 +106,9 @@ class Agent final : public Runtime, public std::enable_shared_from_this<Agent> {
   // any more.
   bool abandon_call(std::uint64_t call_id) { return outgoing_calls_.abandon_call(call_id); }
   // As Endpoint::help, while calls are outstanding.
-  bool help(const std::atomic<bool>& done, Clock::time_point deadline) override;
+  bool help(base::AwaitedFlag& done, Clock::time_point deadline) override;
   // The same, also while none is: for a thread that waits for other messages.
-  bool poll(const std::atomic<bool>& done, Clock::time_point deadline);
+  bool poll(base::AwaitedFlag& done, Clock::time_point deadline);
   // Whether this thread is handling a message of some worker: others wait until it returns.
   [[nodiscard]] static bool delivers_here() noexcept;
   // Runs `task` as if this thread handled no message: what it posts goes to other threads, so that

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "stitch/base/answer_wait.h"
 #include "stitch/rpc/agent/agent.h"
 #include "stitch/rpc/agent/incoming_call.h"
 #include "stitch/rpc/future/live_runtimes.h"
@@ -37,6 +38,9 @@ void start_notify(const std::shared_ptr<Agent>& agent, const WorkerInfo& to,
 void abandon_call(const std::weak_ptr<Agent>& agent, std::uint64_t call_id) {
   if (const auto alive = agent.lock()) alive->abandon_call(call_id);
 }
+
+AnswerWaitScope::AnswerWaitScope() noexcept : outer_(base::AnswerWait::set(true)) {}
+AnswerWaitScope::~AnswerWaitScope() { base::AnswerWait::set(outer_); }
 
 InArchive arguments_of(IncomingCall& call) { return call.arguments(); }
 

@@ -61,6 +61,19 @@ void start_notify(const std::shared_ptr<Agent>& agent, const WorkerInfo& to,
 // Does nothing when the agent is gone.
 void abandon_call(const std::weak_ptr<Agent>& agent, std::uint64_t call_id);
 
+// As long as it lives, this thread waits at once for the answer of each call that it makes
+// (base::AnswerWait).
+class AnswerWaitScope {
+ public:
+  AnswerWaitScope() noexcept;
+  ~AnswerWaitScope();
+  AnswerWaitScope(const AnswerWaitScope&) = delete;
+  AnswerWaitScope& operator=(const AnswerWaitScope&) = delete;
+
+ private:
+  const bool outer_;
+};
+
 // ---- the callee's side
 
 [[nodiscard]] InArchive arguments_of(IncomingCall& call);

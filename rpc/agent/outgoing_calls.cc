@@ -5,6 +5,7 @@
 #include <cstring>
 #include <utility>
 
+#include "stitch/base/answer_wait.h"
 #include "stitch/base/byte_io.h"
 #include "stitch/base/callback_scope.h"
 #include "stitch/base/deadline.h"
@@ -108,6 +109,7 @@ std::uint64_t OutgoingCalls::start_call(const WorkerInfo& to, std::string_view f
                                         std::chrono::nanoseconds timeout, OutMessage&& message,
                                         std::shared_ptr<PendingCall> pending) {
   if (state_.stopped()) state_.throw_if_stopped();
+  base::AnswerWait::give_up();  // of a call before this one
   OutstandingCall call{std::move(pending),
                        &peers_->known(to).info(),
                        function,
@@ -150,6 +152,7 @@ std::uint64_t OutgoingCalls::start_call(const WorkerInfo& to, std::string_view f
   }
   if (begins) [[likely]] {
     const SendingRequest sending(*this, id);
+    base::AnswerWait::request_follows();
     transmit(to, std::move(*out), id, time_left(timeout, deadline), first_look);
     if (!sending.sent()) table_.note_queued(id);
   } else {
@@ -253,6 +256,7 @@ Error OutgoingCalls::full(const WorkerInfo& peer) {
 
 void OutgoingCalls::start_notify(const WorkerInfo& to, std::string_view function,
                                  std::chrono::nanoseconds timeout, OutMessage message) {
+  base::AnswerWait::give_up();
   state_.throw_if_stopped();
   Sender::LaidOut out = sender_.lay_out(to, message, Sender::Traffic::request);
   complete_header(out.message, 0, {});

@@ -165,7 +165,7 @@ class PeerTable {
   // Adds these numbers and the endpoints' counters.
   void debug_info(std::map<std::string, std::int64_t>& numbers) const STITCH_EXCLUDES(mutex_);
   // As Endpoint::help, at each endpoint.
-  bool help(const std::atomic<bool>& done, std::chrono::steady_clock::time_point deadline);
+  bool help(base::AwaitedFlag& done, std::chrono::steady_clock::time_point deadline);
   // Broken connections are expected from now on: on_lost is not called any more.
   void expect_closing() STITCH_EXCLUDES(mutex_);
   [[nodiscard]] bool closing() const STITCH_EXCLUDES(mutex_);

@@ -47,12 +47,11 @@ void PeerTable::reach(Life& life) {
   perform(life, std::move(effects));
 }
 
-bool PeerTable::help(const std::atomic<bool>& done,
-                     std::chrono::steady_clock::time_point deadline) {
+bool PeerTable::help(base::AwaitedFlag& done, std::chrono::steady_clock::time_point deadline) {
   for (const auto& endpoint : endpoints_) {
     if (endpoint->help(done, deadline)) return true;
   }
-  return done.load(std::memory_order_acquire);
+  return done.is_set();
 }
 
 // ---- ending

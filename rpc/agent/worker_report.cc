@@ -88,7 +88,7 @@ Table threads(Agent& agent, const Calls& calls, Clock::time_point now) {
   for (const ThreadWait& wait : thread_waits()) {
     if (wait.worker != self && !(wait.worker == nullptr && only)) continue;
     std::vector<Cell> row{wait.thread, base::thread_name(wait.thread), wait.depth, wait.call,
-                          wait.since ? Cell(now - *wait.since) : Cell()};
+                          now - wait.since};
     add_served(row, served, wait.under);
     table.add(std::move(row));
   }

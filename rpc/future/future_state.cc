@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "stitch/base/answer_wait.h"
 #include "stitch/rpc/future/execution_context.h"
 #include "stitch/rpc/future/live_runtimes.h"
 #include "stitch/rpc/future/thread_pool.h"
@@ -134,6 +135,7 @@ class WaitingInside {
  public:
   WaitingInside() {
     if (behind_callback == nullptr) return;
+    base::AnswerWait::give_up();
     while (!behind_callback->empty()) {
       base::UniqueFunction<void()> next;
       take_first(*behind_callback, next);
@@ -184,9 +186,9 @@ bool FutureStateBase::wait_until(std::chrono::steady_clock::time_point deadline)
   if (ready()) return true;
   const WaitingInside waiting;
   rpc::BlockingRegion blocking;
-  rpc::ThreadWaitScope noted(awaited_call());
+  const rpc::ThreadWaitScope noted(awaited_call());
   if (rpc::help_current_runtime(ready_, deadline)) return true;
-  noted.sleeps();
+  base::AnswerWait::give_up();
   base::MutexLock lock(mutex_);
   while (!ready()) {
     if (!completed_.wait_until(mutex_, deadline)) return ready();
@@ -235,7 +237,7 @@ void FutureStateBase::publish() {
   Canceller canceller;
   {
     base::MutexLock lock(mutex_);
-    ready_.store(true, std::memory_order_release);
+    ready_.set();
     callbacks.swap(callbacks_);
     if (!coroutine_) canceller = std::move(canceller_);  // its code may go on
     completed_.notify_all();

@@ -81,7 +81,7 @@ class FutureStateBase {
   // For reports of what threads wait for.
   [[nodiscard]] virtual std::uint64_t awaited_call() const noexcept { return 0; }
 
-  [[nodiscard]] bool ready() const noexcept { return ready_.load(std::memory_order_acquire); }
+  [[nodiscard]] bool ready() const noexcept { return ready_.is_set(); }
   void wait() STITCH_EXCLUDES(mutex_);
   [[nodiscard]] bool wait_until(std::chrono::steady_clock::time_point deadline)
       STITCH_EXCLUDES(mutex_);
@@ -181,7 +181,7 @@ class FutureStateBase {
   void stop_unheld() noexcept STITCH_EXCLUDES(mutex_);
   std::shared_ptr<const rpc::ArrivedMemory> arrived_;  // likewise, or before
   std::atomic<bool> claimed_{false};
-  std::atomic<bool> ready_{false};
+  base::AwaitedFlag ready_;
   std::atomic<bool> given_up_{false};
   std::atomic<unsigned> holds_{0};
   base::Mutex mutex_;

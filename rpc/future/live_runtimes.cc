@@ -97,12 +97,12 @@ std::shared_ptr<Runtime> current_runtime() {
   return LiveRuntimes::of_this_process().only();
 }
 
-bool help_current_runtime(const std::atomic<bool>& done, Clock::time_point deadline) {
+bool help_current_runtime(base::AwaitedFlag& done, Clock::time_point deadline) {
   auto runtime = ExecutionContext::current().runtime;
   if (!runtime) runtime = LiveRuntimes::of_this_process().sole();
   if (!runtime && LiveRuntimes::of_this_process().forked_from_workers())
     refuse_forked_child("a future cannot be waited for");
-  return runtime ? runtime->help(done, deadline) : done.load(std::memory_order_acquire);
+  return runtime ? runtime->help(done, deadline) : done.is_set();
 }
 
 void refuse_forked_child(const char* what) {

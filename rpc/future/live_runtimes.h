@@ -50,7 +50,7 @@ class LiveRuntimes {
 
 // Runtime::help() of the current worker, if any. Throws `invalid_argument` in a process that was
 // forked from one with a worker and has none: nothing would ever set `done`.
-bool help_current_runtime(const std::atomic<bool>& done, Clock::time_point deadline);
+bool help_current_runtime(base::AwaitedFlag& done, Clock::time_point deadline);
 
 // Throws `invalid_argument`: `what` does not work in a forked child.
 [[noreturn]] void refuse_forked_child(const char* what);

@@ -1,10 +1,10 @@
 #pragma once
 
-#include <atomic>
 #include <chrono>
 #include <stop_token>
 #include <string>
 
+#include "stitch/base/mutex.h"
 #include "stitch/base/unique_function.h"
 
 namespace stitch::rpc {
@@ -20,9 +20,9 @@ class Runtime {
   virtual void post(base::UniqueFunction<void()> task) = 0;
   // Requests the stop on a thread that is reserved for stop callbacks, which may wait for futures.
   virtual void run_stop(std::stop_source source) = 0;
-  // For a thread that waits for `done`, which an answer may set: moves messages of this worker as
-  // long as that pays off. True when `done` is set.
-  virtual bool help(const std::atomic<bool>& done, Clock::time_point deadline) = 0;
+  // For a thread that waits for `done`, which an answer may set: reads messages of this worker, and
+  // sleeps until they come, unless another thread reads. True when `done` is set.
+  virtual bool help(base::AwaitedFlag& done, Clock::time_point deadline) = 0;
   // The worker's name, for error texts. Constant.
   [[nodiscard]] virtual const std::string& name() const noexcept = 0;
 

@@ -97,7 +97,7 @@ ThreadWaitScope::ThreadWaitScope(std::uint64_t call) noexcept {
     one.call.store(call, std::memory_order_relaxed);
     one.worker.store(context.runtime.get(), std::memory_order_relaxed);
     one.under.store(context.stop ? context.stop->outermost() : nullptr, std::memory_order_relaxed);
-    one.since.store(0, std::memory_order_relaxed);
+    one.since.store(Clock::now().time_since_epoch().count(), std::memory_order_relaxed);
   }
   here.depth.store(depth_ + 1, std::memory_order_release);
 }
@@ -105,12 +105,6 @@ ThreadWaitScope::ThreadWaitScope(std::uint64_t call) noexcept {
 ThreadWaitScope::~ThreadWaitScope() {
   own_waits->depth.store(depth_, std::memory_order_release);
   if (depth_ == 0 && std::exchange(had_no_memory, false)) own_waits = nullptr;
-}
-
-void ThreadWaitScope::sleeps() noexcept {
-  if (depth_ >= Waits::kDepths) return;
-  own_waits->waits[static_cast<std::size_t>(depth_)].since.store(
-      Clock::now().time_since_epoch().count(), std::memory_order_relaxed);
 }
 
 std::vector<ThreadWait> thread_waits() {
@@ -127,8 +121,7 @@ std::vector<ThreadWait> thread_waits() {
       wait.worker = one.worker.load(std::memory_order_relaxed);
       wait.under = one.under.load(std::memory_order_relaxed);
       wait.depth = depth;
-      const Clock::rep since = one.since.load(std::memory_order_relaxed);
-      if (since != 0) wait.since = Clock::time_point(Clock::duration(since));
+      wait.since = Clock::time_point(Clock::duration(one.since.load(std::memory_order_relaxed)));
       found.push_back(wait);
     }
   }

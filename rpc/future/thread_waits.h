@@ -2,7 +2,6 @@
 
 #include <chrono>
 #include <cstdint>
-#include <optional>
 #include <vector>
 
 #include "stitch/rpc/future/runtime.h"
@@ -11,12 +10,12 @@ namespace stitch::rpc {
 
 // One wait of a thread for a future, as thread_waits() returns it.
 struct ThreadWait {
-  int thread = 0;                            // base::this_thread_id()
-  std::uint64_t call = 0;                    // the id of the call whose outcome it is, 0 for others
-  const void* worker = nullptr;              // the Runtime it runs on, compared only; null for none
-  const void* under = nullptr;               // the StopFlag of the call that it serves, likewise
-  std::optional<Clock::time_point> since{};  // none as long as it polls instead of sleeping
-  int depth = 0;                             // 0 for the outermost wait of that thread
+  int thread = 0;                // base::this_thread_id()
+  std::uint64_t call = 0;        // the id of the call whose outcome it is, 0 for others
+  const void* worker = nullptr;  // the Runtime it runs on, compared only; null for none
+  const void* under = nullptr;   // the StopFlag of the call that it serves, likewise
+  Clock::time_point since{};
+  int depth = 0;  // 0 for the outermost wait of that thread
 };
 
 // All threads of this process that wait inside a future now; a thread that helps while it waits may
@@ -34,8 +33,6 @@ class ThreadWaitScope {
   ~ThreadWaitScope();
   ThreadWaitScope(const ThreadWaitScope&) = delete;
   ThreadWaitScope& operator=(const ThreadWaitScope&) = delete;
-  // It stops polling and sleeps from now on.
-  void sleeps() noexcept;
 
  private:
   int depth_ = 0;

@@ -57,7 +57,7 @@ check(
   "transport/endpoint.h: includes TensorPipe"
   "rpc/calls.h: #include \"stitch/stitch.h\": the umbrella header is for programs"
   "rpc/future/live_runtimes.h: is in a circle of includes"
-  "rpc/future/runtime.h: is in a circle of includes, with rpc/future/live_runtimes.h"
+  "rpc/future/runtime.h: is in a circle of includes, with base/mutex.h, rpc/future/live_runtimes.h"
   "rpc/future/execution_context.cc: says \"Nobody\""
   "rpc/future/execution_context.cc: says \"gives way\""
   "base/cellar/cellar.h: base/cellar/ is not in the table of house_rules"

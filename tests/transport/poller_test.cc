@@ -1,14 +1,11 @@
 // The poller by itself, and what an endpoint costs that has nothing to do.
-#include <sys/eventfd.h>
 #include <time.h>
 
 #include <future>
 #include <new>
 
-#include "stitch/transport/stream/poller.h"
 #include "stitch/transport/stream/stream_endpoint.h"
-#include "tests/support/plain_test.h"
-#include "tests/transport/raw_peer.h"
+#include "tests/transport/polled_source.h"
 
 namespace stitch::transport::poller_test {
 namespace {
@@ -16,65 +13,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
-
-// A source over an eventfd that counts the calls it gets.
-class Source final : public PollSource {
- public:
-  explicit Source(bool is_cheap = false) : cheap_(is_cheap) {}
-  bool poll() override {
-    polls.fetch_add(1);
-    return on_poll && on_poll();
-  }
-  bool ready(std::uint32_t) override {
-    std::uint64_t value = 0;
-    const bool came = ::read(fd.get(), &value, sizeof(value)) == sizeof(value);
-    if (came) signals.fetch_add(1);
-    return came && (!on_ready || on_ready());
-  }
-  bool cheap() const noexcept override { return cheap_; }
-  bool pending() const noexcept override {
-    looks.fetch_add(1);
-    return false;
-  }
-  bool sleep() override {
-    looks.fetch_add(1);
-    asleep = true;
-    return !on_sleep || on_sleep();
-  }
-  void wake() override { asleep = false; }
-
-  void signal() const {
-    const std::uint64_t one = 1;
-    EXPECT_EQ(::write(fd.get(), &one, sizeof(one)), 8);
-  }
-  [[nodiscard]] bool wait_signals(int count) const {
-    return wait_until([&] { return signals.load() >= count; }, seconds(10));
-  }
-  const base::Descriptor fd{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
-  std::atomic<int> polls{0};
-  std::atomic<int> signals{0};
-  mutable std::atomic<int> looks{0};  // how often it was asked whether it may sleep
-  std::atomic<bool> asleep{false};
-  // Set before it is added.
-  std::function<bool()> on_poll;
-  std::function<bool()> on_ready;
-  std::function<bool()> on_sleep;
-
- private:
-  const bool cheap_;
-};
-
-// A poller whose threads end with the test, also when that returns early.
-struct Joined {
-  const std::shared_ptr<Poller> poller = Poller::start("test");
-  ~Joined() { poller->join(); }
-};
-
-Poller::SourceId add(Poller& poller, const std::shared_ptr<Source>& source) {
-  const auto id = poller.new_id();
-  poller.add(id, source->fd.get(), source);
-  return id;
-}
 
 TEST(Poller, CallsASourceWhenItsDescriptorIsReady) {
   const Joined started;
@@ -160,15 +98,15 @@ TEST(Poller, APausedSourceWaits) {
 TEST(Poller, WhatIsDeliveredWakesAThreadThatHelps) {
   const Joined started;
   Poller& poller = *started.poller;
-  std::atomic<bool> done{false};
+  base::AwaitedFlag done;
   const auto source = std::make_shared<Source>();
   source->on_ready = [&] {
-    done = true;
+    done.set();
     return true;
   };
   add(poller, source);
   for (int i = 0; i < 200; ++i) {
-    done = false;
+    done.clear();
     source->signal();
     EXPECT_TRUE(
         wait_until([&] { return poller.help(done, Clock::now() + seconds(5)); }, seconds(10)));
@@ -200,7 +138,7 @@ TEST(Poller, ABusySourceDoesNotKeepTheOthersWaiting) {
     EXPECT_TRUE(wait_until([&] { return quiet->signals.load() == 2; }, seconds(3)))
         << "it waits while the other one is busy";
     // And a thread that helps does not, either.
-    const std::atomic<bool> never{false};
+    base::AwaitedFlag never;
     std::thread helper([&] { static_cast<void>(poller.help(never, Clock::now() + seconds(3))); });
     quiet->signal();
     EXPECT_TRUE(wait_until([&] { return quiet->signals.load() == 3; }, seconds(3)))
@@ -305,7 +243,7 @@ TEST(Poller, AHelpingThreadKeepsItsDeadlineUnderTraffic) {
     static_cast<void>(wait_until([&] { return !busy.load(); }, seconds(10)));
     busy = false;
   });
-  const std::atomic<bool> never{false};
+  base::AwaitedFlag never;
   // The first calls may find that another thread polls and does not make room in time.
   for (int i = 0; i < 2000 && here.load() == 0; ++i) {
     const auto begin = Clock::now();
@@ -459,7 +397,7 @@ TEST(Poller, HandingTheRoleOverLeavesTheSocketsWatched) {
   for (int i = 1; Clock::now() < end; ++i) {
     std::atomic<int> ready{0};
     const auto help = [&] {
-      const std::atomic<bool> never{false};
+      base::AwaitedFlag never;
       ready.fetch_add(1);
       while (ready.load() < 3) std::this_thread::yield();
       static_cast<void>(poller.help(never, Clock::now() + std::chrono::microseconds(20)));
@@ -519,7 +457,7 @@ TEST_P(StreamIdle, AnIdleConnectionCostsNothing) {
     ASSERT_TRUE(out->wait_messages(i));
   }
   EXPECT_LT(idle_share(), kIdle);
-  const std::atomic<bool> never{false};
+  base::AwaitedFlag never;
   static_cast<void>(client->help(never, Clock::now() + milliseconds(5)));
   EXPECT_LT(idle_share(), kIdle) << "after a thread has helped";
 }

@@ -260,7 +260,8 @@ class PollerStandsBy : public ::testing::Test {
     }
     return true;
   }
-  const std::shared_ptr<Poller> poller = Poller::start("test");
+  CoreDemand idle{[]() noexcept { return std::optional(false); }};
+  const std::shared_ptr<Poller> poller = Poller::start("test", idle);
   const std::shared_ptr<Bursts> source = std::make_shared<Bursts>(*poller);
   void SetUp() override { poller->add(poller->new_id(), source->fd.get(), source); }
 };

@@ -309,8 +309,7 @@ class FaultyEndpoint final : public Endpoint {
     connection->set_inner(endpoint_->connect(address, connection->wrap(std::move(events))));
     return connection;
   }
-  bool help(const std::atomic<bool>& done,
-            std::chrono::steady_clock::time_point deadline) override {
+  bool help(base::AwaitedFlag& done, std::chrono::steady_clock::time_point deadline) override {
     return endpoint_->help(done, deadline);
   }
   [[nodiscard]] std::map<std::string, std::int64_t> counters() const override {

@@ -1,3 +1,4 @@
+// One file, though long: sources, and the descriptors that threads sleep on until they are ready.
 #include "stitch/transport/stream/poll_set.h"
 
 #include <poll.h>
@@ -6,7 +7,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <new>
 #include <string>
@@ -22,8 +22,18 @@ namespace {
 // Microseconds. A source that costs a system call stays active for this long after it last moved
 // something: longer than a round trip between two hosts, so that an exchange keeps it active.
 constexpr std::chrono::microseconds kActiveFor{500};
-// Events that one epoll_wait() fetches; the kernel keeps the rest for the next one.
-constexpr std::size_t kEventsPerLook = 32;
+// No source has this id.
+constexpr PollSet::SourceId kBell = 0;
+
+void ring(const base::Descriptor& eventfd) noexcept {
+  const std::uint64_t one = 1;
+  static_cast<void>(!::write(eventfd.get(), &one, sizeof(one)));
+}
+
+void clear(const base::Descriptor& eventfd) noexcept {
+  std::uint64_t value = 0;
+  static_cast<void>(!::read(eventfd.get(), &value, sizeof(value)));
+}
 
 [[nodiscard]] int checked(int result, const char* what) {
   if (result < 0)
@@ -35,10 +45,15 @@ constexpr std::size_t kEventsPerLook = 32;
 
 PollSet::PollSet()
     : sockets_(checked(epoll_create1(EPOLL_CLOEXEC), "epoll_create1")),
+      bell_(checked(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd")),
       wake_(checked(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd")),
       sleeper_(checked(epoll_create1(EPOLL_CLOEXEC), "epoll_create1")) {
   epoll_event event{};
-  event.events = 0;
+  event.events = EPOLLIN;
+  event.data.u64 = kBell;
+  static_cast<void>(
+      checked(epoll_ctl(sockets_.get(), EPOLL_CTL_ADD, bell_.get(), &event), "epoll_ctl"));
+  event = {};
   event.data.fd = sockets_.get();
   static_cast<void>(
       checked(epoll_ctl(sleeper_.get(), EPOLL_CTL_ADD, sockets_.get(), &event), "epoll_ctl"));
@@ -290,13 +305,18 @@ bool PollSet::poll_once(bool ask_kernel_now) {
 void PollSet::ask_kernel_next() { rounds_since_kernel_ = kRoundsPerKernelLook; }
 
 bool PollSet::ask_kernel() {
-  std::array<epoll_event, kEventsPerLook> events;
-  const int count = epoll_wait(sockets_.get(), events.data(), static_cast<int>(events.size()), 0);
+  Events events;
+  return call_ready(events,
+                    epoll_wait(sockets_.get(), events.data(), static_cast<int>(events.size()), 0));
+}
+
+bool PollSet::call_ready(const Events& events, int count) {
   bool moved = false;
   for (int i = 0; i < count; ++i) {
     const epoll_event event = events[static_cast<std::size_t>(i)];
     const SourceId id = event.data.u64;  // a copy: the kernel's struct is packed
-    refresh();                           // an earlier one may have removed this one
+    if (id == kBell) clear(bell_);
+    refresh();  // an earlier one may have removed this one
     const auto found = polled_.find(id);
     if (found == polled_.end()) continue;
     Polled& polled = found->second;
@@ -312,6 +332,19 @@ bool PollSet::ask_kernel() {
     polled.last_moved = Clock::now();
   }
   return moved;
+}
+
+// `done` is not to ring when what is ready sets it.
+bool PollSet::wait_with_role(base::AwaitedFlag& done, std::chrono::milliseconds limit) {
+  if (!done.wake_through(bell_)) return false;
+  Events events;
+  const int count = epoll_wait(sockets_.get(), events.data(), static_cast<int>(events.size()),
+                               static_cast<int>(limit.count()));
+  const bool slept = count >= 0 || errno == EINTR;  // not in a forked child
+  done.wake_no_more(bell_);
+  wake_sources();
+  call_ready(events, count);
+  return slept;
 }
 
 void PollSet::wake_sources() {
@@ -348,15 +381,11 @@ void PollSet::arm(bool armed) {
   epoll_ctl(sleeper_.get(), EPOLL_CTL_MOD, sockets_.get(), &event);
 }
 
-void PollSet::ring_doorbell() noexcept {
-  const std::uint64_t one = 1;
-  static_cast<void>(!::write(wake_.get(), &one, sizeof(one)));
-}
+void PollSet::ring_bell() noexcept { ring(bell_); }
 
-void PollSet::clear_doorbell() noexcept {
-  std::uint64_t value = 0;
-  static_cast<void>(!::read(wake_.get(), &value, sizeof(value)));
-}
+void PollSet::ring_doorbell() noexcept { ring(wake_); }
+
+void PollSet::clear_doorbell() noexcept { clear(wake_); }
 
 PollSet::WakeUp PollSet::wait() {
   std::array<epoll_event, 2> events;

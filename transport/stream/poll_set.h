@@ -1,5 +1,8 @@
 #pragma once
 
+#include <sys/epoll.h>
+
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -11,7 +14,6 @@
 #include "stitch/base/descriptor.h"
 #include "stitch/base/mutex.h"
 #include "stitch/transport/stream/poll_source.h"
-#include "stitch/transport/stream/spin_policy.h"
 
 namespace stitch::transport {
 
@@ -59,7 +61,8 @@ class PollSet {
   // Whether the last round has made system calls, or moved something: it took as long as
   // kQuickRounds others.
   [[nodiscard]] bool last_was_slow() const noexcept STITCH_REQUIRES(role_) { return slow_; }
-  static constexpr int kQuickRounds = SpinPolicy::kQuickRounds;
+  // A round that makes system calls counts as so many that make none.
+  static constexpr int kQuickRounds = 4;
   // The last round was quick, and the caller has waited so long that it counts as a slow one.
   void waited() noexcept STITCH_REQUIRES(role_) { rounds_since_kernel_ += kQuickRounds - 1; }
   // Runs source->poll() when the delivery under way is finished. False when there is no memory.
@@ -73,6 +76,15 @@ class PollSet {
   void wake_sources() STITCH_REQUIRES(role_);
   // Puts all sources to sleep. False, and all are awake again, when something must be polled first.
   [[nodiscard]] bool put_sources_to_sleep() STITCH_REQUIRES(role_);
+
+  // Sleeps in the kernel with the role until a source is ready, `done` is set, the bell is rung or
+  // `limit` has passed, then calls the sources that are ready. False, at once, when `done` is set
+  // or wakes another thread, or the kernel refuses. REQUIRES: put_sources_to_sleep(); after
+  // arm(false), or an own thread may be woken in vain.
+  [[nodiscard]] bool wait_with_role(base::AwaitedFlag& done, std::chrono::milliseconds limit)
+      STITCH_REQUIRES(role_);
+  // Wakes the thread in wait_with_role(), or the next one.
+  void ring_bell() noexcept;
 
   // Has sockets_ wake a thread in wait(), once, or no longer.
   void arm(bool armed) STITCH_EXCLUDES(arm_mutex_);
@@ -129,13 +141,16 @@ class PollSet {
   bool poll_source(Polled& polled) noexcept STITCH_REQUIRES(role_);
   bool source_ready(Polled& polled, std::uint32_t events) noexcept STITCH_REQUIRES(role_);
   bool ask_kernel() STITCH_REQUIRES(role_);
+  using Events = std::array<epoll_event, 32>;  // the kernel keeps the rest for the next time
+  bool call_ready(const Events& events, int count) STITCH_REQUIRES(role_);
   void after_delivery() noexcept STITCH_REQUIRES(role_) {
     if (!after_delivery_.empty()) [[unlikely]]
       poll_after_delivery_now();
   }
   void poll_after_delivery_now() noexcept STITCH_REQUIRES(role_);
 
-  const base::Descriptor sockets_;  // epoll of all sources
+  const base::Descriptor sockets_;  // epoll of all sources and bell_
+  const base::Descriptor bell_;     // eventfd
   const base::Descriptor wake_;     // eventfd: the doorbell
   const base::Descriptor sleeper_;  // epoll of sockets_ (one-shot) and wake_: what wait() sleeps on
   std::atomic<SourceId> next_id_{1};

@@ -1,3 +1,4 @@
+// One file, though long: which thread polls, and which sleeps, is one set of invariants.
 #include "stitch/transport/stream/poller.h"
 
 #include <sched.h>
@@ -9,7 +10,6 @@
 
 #include "stitch/base/callback_scope.h"
 #include "stitch/base/forked.h"
-#include "stitch/transport/stream/cpu_migration.h"
 
 namespace stitch::transport {
 
@@ -24,6 +24,23 @@ constexpr int kRoundsAfterHelp = 2;
 // Microseconds. How long a thread in help() waits for the holder of the role to release it: a few
 // rounds of polling, less than the sleep it would save costs.
 constexpr std::chrono::microseconds kTakeOverTimeout{20};
+// How long an own thread busy-polls after the last message, and a thread in help() that has read
+// work for others: what it costs to sleep and to be woken.
+constexpr std::chrono::microseconds kPollAfterTraffic{100};
+// How long a thread in help() busy-polls: a call that computes for a millisecond is answered
+// without a wake-up.
+constexpr std::chrono::microseconds kPollForAnswer{2000};
+// Empty rounds before a busy-polling thread yields in each of them: what arrives is seen the sooner
+// the shorter a round is. Between quick ones there is one pause, and each fourth looks at the
+// clock.
+constexpr int kRoundsBeforeYield = 8 * PollSet::kQuickRounds;
+constexpr int kPausesPerSlowRound = 8;
+// A sleep with the role ends so long before its deadline, which the caller keeps more exactly.
+constexpr std::chrono::milliseconds kDeadlineMargin{1};
+// How often sources refuse to sleep until the thread that polls yields.
+constexpr int kRefusedSleepsBeforeYield = 64;
+// How long a sleep with the role lasts at most.
+constexpr std::chrono::hours kLongestSleep{1};
 // How often it looks until it yields between looks.
 constexpr int kTriesBeforeYield = 8;
 // Nanoseconds. By how much the kernel may prolong a tick of a thread that stands by.
@@ -68,6 +85,7 @@ void relax() noexcept {
 void Poller::join() {
   stopping_.store(true);
   set_.ring_doorbell();
+  set_.ring_bell();
   {
     base::MutexLock lock(mutex_);
     while (threads_ > working_.load()) thread_changed_.wait(mutex_);
@@ -104,7 +122,7 @@ void Poller::remove(SourceId id) noexcept {
 void Poller::wake_a_thread() noexcept {
   if (on_this_thread()) return;
   doorbell_pending_.store(true);
-  set_.ring_doorbell();
+  sleeps_with_role_.load() ? set_.ring_bell() : set_.ring_doorbell();
 }
 
 // join() stores stopping_ before it reads working_: one of the two sees what the other has stored.
@@ -151,27 +169,18 @@ void Poller::hand_off_deferred() noexcept {
   }
 }
 
-Poller::SpinResult Poller::spin(const std::atomic<bool>* done, SpinPolicy::Duration limit,
-                                SpinPolicy::Duration at_least, Clock::time_point deadline) {
-  const auto result = [done] {
-    return done != nullptr && done->load(std::memory_order_acquire) ? SpinResult::done
-                                                                    : SpinResult::stopped;
-  };
-  refused_work_ = false;
+Poller::SpinResult Poller::spin(const base::AwaitedFlag* done, Clock::duration limit,
+                                Clock::time_point deadline) {
   Clock::time_point last_moved = last_look_ = Clock::now();
-  const Clock::time_point until = last_moved + at_least;
-  Clock::time_point last_empty = last_moved;  // the last round that moved nothing, or busy yield
   int delays = 0;
   bool first = true;
   for (int round = 0;; ++round) {
-    if (done != nullptr ? done->load(std::memory_order_acquire)
-                        : helpers_.load() > 0 || stopping_.load()) {
+    if (done != nullptr ? done->is_set() : helpers_.load() > 0 || stopping_.load())
       return done != nullptr ? SpinResult::done : SpinResult::role_wanted;
-    }
     const bool moved = set_.poll_once(false);
     if (std::exchange(first, false) && moved) stand_by_.found_waiting();
     if (moved) {
-      if (done != nullptr && done->load(std::memory_order_acquire)) return SpinResult::done;
+      if (done != nullptr && done->is_set()) return SpinResult::done;
       // Mostly nothing follows at once what brings work, and the clock is not needed.
       if (deferred_ && ++delays <= kMaxWorkDelays) continue;
       if (deferred_ && stand_by_.active() && !set_.any_moving()) return SpinResult::work_deferred;
@@ -179,44 +188,35 @@ Poller::SpinResult Poller::spin(const std::atomic<bool>* done, SpinPolicy::Durat
       last_moved = last_look_ = Clock::now();
       round = 0;
       // A helping thread keeps its deadline, however much there is to move.
-      if (last_moved >= deadline) return result();
-      if (policy_.busy_yield_due(last_empty, last_moved)) {
-        sched_yield();
-        last_empty = last_look_ = Clock::now();
-        policy_.yielded_while_busy(last_moved, last_empty);
-      }
+      if (last_moved >= deadline) return SpinResult::stopped;
       continue;
     }
     if (deferred_) return SpinResult::work_deferred;
-    const bool spinning = round < SpinPolicy::kRoundsBeforeYield;
+    const bool spinning = round < kRoundsBeforeYield;
     if (spinning && !set_.last_was_slow()) {
       relax();
-      if ((round + 1) % SpinPolicy::kQuickRounds != 0) continue;
+      if ((round + 1) % PollSet::kQuickRounds != 0) continue;
     }
-    const auto now = last_empty = last_look_ = Clock::now();
+    const auto now = Clock::now();
+    if (now - last_look_ > CoreDemand::kLoss) demand_.lost_core(now);
+    last_look_ = now;
     if (now >= deadline) return SpinResult::stopped;
-    if (now - last_moved >= limit && (now >= until || refused_work_)) return SpinResult::idle;
+    if (now - last_moved >= (refused_work_ ? kPollAfterTraffic : limit) || demand_.wanted(now))
+      return SpinResult::idle;
     if (spinning && set_.last_was_slow()) {
-      for (int i = 0; i < SpinPolicy::kPausesPerSlowRound; ++i) relax();
-      round += SpinPolicy::kQuickRounds - 1;
+      for (int i = 0; i < kPausesPerSlowRound; ++i) relax();
+      round += PollSet::kQuickRounds - 1;
     }
     if (spinning) continue;
     if (!set_.last_was_slow()) set_.waited();
     sched_yield();
-    const auto after = policy_.yielded(now, Clock::now(), this_thread.owner == this);
-    if (after.migrate) migrate_to_other_cpu();
-    if (!after.contended) continue;
-    if (!set_.poll_once(true)) return result();
-    if (deferred_) return SpinResult::work_deferred;
-    last_moved = last_look_ = Clock::now();
   }
 }
 
 Poller::Handover Poller::poll_until_idle() {
   set_.wake_sources();
   for (;;) {
-    const SpinResult spun =
-        spin(nullptr, policy_.interval(), SpinPolicy::Duration(0), Clock::time_point::max());
+    const SpinResult spun = spin(nullptr, kPollAfterTraffic, Clock::time_point::max());
     const bool sources_left = leave_sources();
     role_pinned_.store(!sources_left);
     if (spun == SpinResult::work_deferred) {
@@ -224,20 +224,17 @@ Poller::Handover Poller::poll_until_idle() {
     }
     hand_off_deferred();
     if (sources_left) return {nullptr, true};
+    refused_sleep();
     set_.poll_once(true);  // although helpers may want the role: each round moves something
   }
 }
 
-Poller::Handover Poller::poll_as_owner(WakeUps& since) {
+Poller::Handover Poller::poll_as_owner(bool woken) {
   const RoleScope scope(this, PollRole::owned);
-  // How long nothing came, whichever thread slept through it.
-  if (since.traffic) policy_.woken_by_traffic(Clock::now());
-  if (since.any) set_.ask_kernel_next();
-  since = {};
+  if (woken) set_.ask_kernel_next();
   Handover handover = poll_until_idle();
   // Some rounds ago, where work was deferred: that need not wait for another look.
   if (!handover.work) last_look_ = Clock::now();
-  policy_.went_idle(last_look_);
   role_pinned_.store(false);
   return handover;
 }
@@ -267,22 +264,20 @@ bool Poller::do_deferred(Work& work, std::uint32_t forks) {
   return has_role;
 }
 
-void Poller::sleep(WakeUps& since) {
+void Poller::sleep() {
   this_thread.role = PollRole::asleep;
   asleep_.fetch_add(1);
   const PollSet::WakeUp wake_up = set_.wait();
   asleep_.fetch_sub(1);
   this_thread.role = PollRole::none;
   if (wake_up.traffic) stand_by_.woken(Clock::now());
-  since.any = true;
-  since.traffic = since.traffic || wake_up.traffic;
   if (!wake_up.doorbell || stopping_.load()) return;
   set_.clear_doorbell();
   if (stopping_.load()) set_.ring_doorbell();  // join()'s may have been cleared: it is for all
 }
 
-bool Poller::stand_by(WakeUps& since) {
-  this_thread.role = PollRole::standby;
+bool Poller::stand_by() {
+  this_thread.role = PollRole::asleep;
   asleep_.fetch_add(1);
   const int slack = prctl(PR_GET_TIMERSLACK);
   prctl(PR_SET_TIMERSLACK, kTimerSlack.count());
@@ -298,20 +293,19 @@ bool Poller::stand_by(WakeUps& since) {
   if (slack > 0) prctl(PR_SET_TIMERSLACK, slack);
   asleep_.fetch_sub(1);
   this_thread.role = PollRole::none;
-  since.any = true;
   return has_role;
 }
 
 void Poller::run() {
   this_thread.owner = this;
   const auto forks = base::fork_count();
-  WakeUps since;
+  bool woken = false;     // since it last polled
   bool has_role = false;  // kept from the last round
   while (has_role || !stopping_.load()) {
     if (has_role || set_.role().try_lock()) {
       set_.role().assert_held();
       took_role();
-      Handover handover = poll_as_owner(since);
+      Handover handover = poll_as_owner(std::exchange(woken, false));
       has_role = false;
       release_role(handover.sources_left);
       if (handover.work) {
@@ -319,11 +313,12 @@ void Poller::run() {
         continue;
       }
     }
-    if (stand_by_.begin(Clock::now())) {
-      has_role = stand_by(since);
+    if (!demand_.were_wanted() && !sleeps_with_role_.load() && stand_by_.begin(Clock::now())) {
+      has_role = stand_by();
     } else {
-      sleep(since);
+      sleep();
     }
+    woken = true;
   }
 }
 
@@ -331,45 +326,96 @@ void Poller::release_role(bool sources_left) {
   const bool watched = stand_by_.active();
   stand_by_.role_released(last_look_);
   set_.role().unlock();
-  if (!watched) set_.arm(true);
+  if (!watched && expected_.load() == 0) set_.arm(true);
   if (!sources_left || doorbell_pending_.load()) set_.ring_doorbell();
 }
 
-bool Poller::help(const std::atomic<bool>& done, Clock::time_point deadline) {
-  if (this_thread.polled != nullptr || stopping_.load()) return false;
+// Mostly something has just come. A thread that writes may have been preempted, though.
+void Poller::refused_sleep() {
+  if (++refused_sleeps_ % kRefusedSleepsBeforeYield == 0) sched_yield();
+}
+
+bool Poller::sleep_with_role(base::AwaitedFlag& done, Clock::time_point deadline) {
+  const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
+      std::min<Clock::duration>(deadline - last_look_, kLongestSleep));
+  // A thread that stands by waits for the role to be free.
+  if (left <= kDeadlineMargin || stand_by_.active() || stopping_.load()) return false;
+  if (!set_.put_sources_to_sleep()) {
+    refused_sleep();
+    return true;
+  }
+  set_.arm(false);
+  sleeps_with_role_.store(true);
+  bool may_go_on = true;
+  if (!doorbell_pending_.exchange(false) && !stopping_.load())
+    may_go_on = set_.wait_with_role(done, left - kDeadlineMargin) || done.is_set();
+  sleeps_with_role_.store(false);
+  doorbell_pending_.store(false);
+  set_.wake_sources();
+  return may_go_on && !stopping_.load();
+}
+
+void Poller::expect_help() {
+  if (!demand_.were_wanted() || on_this_thread() || !base::AnswerWait::of_request()) return;
+  expected_.fetch_add(1);
+  set_.arm(false);
+  base::AnswerWait::set_reader(shared_from_this());
+}
+
+// While a thread holds the role that one looks at expected_ once it has released it.
+void Poller::answer_not_awaited() noexcept {
+  if (expected_.fetch_sub(1) > 1 || !set_.role().try_lock()) return;
+  set_.role().unlock();
+  set_.arm(true);
+  if (doorbell_pending_.load()) set_.ring_doorbell();
+}
+
+// While others want the cores its holder may have lost its own.
+bool Poller::take_over(const base::AwaitedFlag& done) {
+  if (demand_.were_wanted()) return false;
   helpers_.fetch_add(1);
   const auto give_up = Clock::now() + kTakeOverTimeout;
-  for (int round = 0; !set_.role().try_lock(); ++round) {
-    if (done.load(std::memory_order_acquire) || role_pinned_.load() || Clock::now() > give_up) {
-      helpers_.fetch_sub(1);
-      return done.load(std::memory_order_acquire);
-    }
-    // The holder of the role may be waiting for this very CPU.
+  bool taken = false;
+  for (int round = 0; !done.is_set() && !role_pinned_.load() && Clock::now() < give_up; ++round) {
+    taken = set_.role().try_lock();
+    if (taken) break;
+    // The holder of the role may be waiting for this very core.
     round < kTriesBeforeYield ? relax() : static_cast<void>(sched_yield());
   }
-  bool finished = false;
+  helpers_.fetch_sub(1);
+  return taken;
+}
+
+bool Poller::help(base::AwaitedFlag& done, Clock::time_point deadline) {
+  if (this_thread.polled != nullptr || stopping_.load()) return done.is_set();
+  const bool expected = base::AnswerWait::ends_in(*this);
+  if (!set_.role().try_lock() && !take_over(done)) {
+    if (expected) answer_not_awaited();
+    return done.is_set();
+  }
+  set_.role().assert_held();
   bool sources_left = false;
   {
     const RoleScope scope(this, PollRole::helping);
     took_role();
     role_pinned_.store(true);
+    refused_work_ = false;
     if (set_.any_expensive()) set_.arm(false);
+    if (expected) set_.ask_kernel_next();  // a wake-up for it would wake an own thread later
     set_.refresh();
     set_.wake_sources();
-    const SpinPolicy::Help help = policy_.next_help();
-    const SpinResult spun = spin(&done, help.interval, help.at_least, deadline);
-    finished = spun == SpinResult::done;
+    while (spin(&done, kPollForAnswer, deadline) == SpinResult::idle && !refused_work_ &&
+           sleep_with_role(done, deadline)) {
+    }
     // Traffic that does not end is left to the own threads.
     for (int round = 0; !(sources_left = leave_sources()) && round < kRoundsAfterHelp; ++round)
       set_.poll_once(false);
     last_look_ = Clock::now();
-    policy_.went_idle(last_look_);
-    if (spun == SpinResult::idle) policy_.gave_up(help, !refused_work_);
     role_pinned_.store(false);
   }
+  if (expected) expected_.fetch_sub(1);
   release_role(sources_left);
-  helpers_.fetch_sub(1);
-  return finished || done.load(std::memory_order_acquire);
+  return done.is_set();
 }
 
 }  // namespace stitch::transport

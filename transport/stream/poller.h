@@ -6,11 +6,12 @@
 #include <memory>
 #include <string>
 
+#include "stitch/base/answer_wait.h"
 #include "stitch/base/mutex.h"
 #include "stitch/transport/deferred_work.h"
+#include "stitch/transport/stream/core_demand.h"
 #include "stitch/transport/stream/poll_set.h"
 #include "stitch/transport/stream/poll_source.h"
-#include "stitch/transport/stream/spin_policy.h"
 #include "stitch/transport/stream/stand_by.h"
 
 namespace stitch::transport {
@@ -23,36 +24,35 @@ namespace stitch::transport {
 //     '----------------' | '-----------work done----------'                   |
 //           idle         '------------work done: the role is kept-------------'
 //
-//             woken in vain           no thread polls for a tick
-//   asleep ------------------> standby ---------------------------> owned
-//
 // Other threads, and own ones that wait within their work:
 //
-//                       help()              done, idle or deadline
-//   none, working ----------------> helping ----------------------> none, working
+//                       help()              done, deadline, work for others
+//   none, working ----------------> helping -----------------------------------> none, working
 //
 // owned, helping and reclaimed are entered only when the role is free: a thread that is woken, or
 // whose work is done, sleeps otherwise; help() and reclaim() return.
 //
 //   state      holds the role   calls sources   does deferred work   is woken by
 //   none       no               no              no                   -
-//   asleep     no               no              no                   armed sockets, doorbell
-//   standby    no               no              no                   its timer, doorbell
+//   asleep     no               no              no                   armed sockets, doorbell (or a
+//                                                                    tick: StandBy)
 //   owned      yes              yes             no                   -
-//   helping    yes              yes             when it was working  -
+//   helping    yes              yes             when it was working  all sockets, bell
 //   working    no               no              yes                  -
 //   reclaimed  yes              not yet         yes, its end         -
 //
 // Invariants:
 // 1. At most one thread holds the role (owned, helping, reclaimed). It alone calls sources.
 // 2. A thread that releases the role leaves all sources asleep and the sockets armed, or rings the
-//    doorbell so that another thread polls on, or an own thread stands by. It arms after the
-//    release: the other own thread may have found the role taken and gone to sleep just before.
-//    A thread that stands by stops only with the role, which it takes when that has been free for a
-//    tick.
+//    doorbell so that another thread polls on, or an own thread stands by, or a thread is about to
+//    be in help() (AnswerWait): the last of these to give that up arms. It arms after the release:
+//    the other own thread may have found the role taken and gone to sleep just before. A thread
+//    that stands by stops only with the role, which it takes when that has been free for a tick.
 // 3. A wake-up requested by doorbell (doorbell_pending_) is pending until a thread takes the role.
 //    A thread that releases the role while one is pending rings again: the thread that was woken
-//    may have found the role taken and gone back to sleep.
+//    may have found the role taken and gone back to sleep. A thread that is about to sleep with the
+//    role looks at it after it has said so (sleeps_with_role_), and a thread that rings looks at
+//    that afterwards: one of the two sees the other.
 // 4. A change of the sources is entered before it is read whether they are awake; the thread that
 //    puts them to sleep clears that mark before it looks at the changes. One of the two sees the
 //    other (PollSet::poll_soon).
@@ -60,14 +60,15 @@ namespace stitch::transport {
 //    stands by, so that messages which arrive meanwhile are read.
 // 6. stopping_ is set before the doorbell is rung for the last time, and a thread that clears the
 //    doorbell looks at stopping_ afterwards: all own threads end.
-enum class PollRole : std::uint8_t { none, asleep, standby, owned, helping, working, reclaimed };
+enum class PollRole : std::uint8_t { none, asleep, owned, helping, working, reclaimed };
 
-// Polls the sources of one endpoint: busy-polls while traffic is hot, sleeps in the kernel
-// otherwise. Who polls is decided here; which sources are visited in PollSet, how long busy-polling
-// lasts in SpinPolicy.
+// Polls the sources of one endpoint: busy-polls while traffic is hot and a core is free for that
+// (CoreDemand), sleeps in the kernel otherwise. Which thread polls is decided here, which sources
+// are visited in PollSet.
 //
 // At any time at most one thread polls: one of the poller's own two, or one that waits for what a
-// message will bring (help()). Waking a thread costs more than most handlers do. So when messages
+// message will bring (help()). That one sleeps with the role, so that the kernel wakes it, and not
+// a thread that then wakes it. Waking a thread costs more than most handlers do. So when messages
 // bring work that may block, the own thread that read them does the work itself (defer()) once no
 // more messages arrive: it releases the role, and the other own thread, asleep in the kernel, wakes
 // up only if something arrives meanwhile.
@@ -82,14 +83,16 @@ enum class PollRole : std::uint8_t { none, asleep, standby, owned, helping, work
 // returns from deferred work cannot keep the endpoint from ending. Thread contract: any thread
 // unless said otherwise. No lock but the role is held while sources are called; calls from inside
 // them to help() do nothing. Lock order: PollSet's role before mutex_.
-class Poller : public std::enable_shared_from_this<Poller> {
+class Poller final : public base::AnswerWait::Reader, public std::enable_shared_from_this<Poller> {
  public:
   using Clock = PollSet::Clock;
   using SourceId = PollSet::SourceId;
 
   // Starts its threads. Throws Error(internal) or Error(overloaded) when the system refuses.
-  [[nodiscard]] static std::shared_ptr<Poller> start(const std::string& thread_name);
-  Poller() = default;  // use start()
+  // `demand` outlives the poller.
+  [[nodiscard]] static std::shared_ptr<Poller> start(
+      const std::string& thread_name, CoreDemand& demand = CoreDemand::of_this_process());
+  explicit Poller(CoreDemand& demand) : demand_(demand) {}  // use start()
   Poller(const Poller&) = delete;
   Poller& operator=(const Poller&) = delete;
 
@@ -109,9 +112,15 @@ class Poller : public std::enable_shared_from_this<Poller> {
   // removed.
   void poll_soon(SourceId id) noexcept;
 
-  // Polls on this thread until `done` is set, `deadline` passes or nothing arrives for a while.
-  // True when `done` is set.
-  bool help(const std::atomic<bool>& done, Clock::time_point deadline);
+  // Polls and sleeps on this thread until `done` is set or `deadline` passes. Returns earlier when
+  // another thread polls, when what arrives is work for others, and at its last milliseconds. True
+  // when `done` is set.
+  bool help(base::AwaitedFlag& done, Clock::time_point deadline)
+      STITCH_NO_THREAD_SAFETY_ANALYSIS;  // returns without the role
+  // Before this thread sends: if that is a request whose answer it waits for at once, and others
+  // want the cores, messages wake no own thread until it is in help().
+  void expect_help();
+  void answer_not_awaited() noexcept override;
   // Whether this thread holds the role of this poller, as within a call to a source.
   [[nodiscard]] bool on_this_thread() const noexcept;
   using Work = DeferredWork;
@@ -131,9 +140,9 @@ class Poller : public std::enable_shared_from_this<Poller> {
   void join() STITCH_EXCLUDES(mutex_);
 
  private:
-  // Why spin() returned: `done` was set; nothing arrived; the deadline passed, or other threads
-  // want the CPU; another thread wants the role, or the poller ends; nothing more arrived and work
-  // was deferred.
+  // Why spin() returned: `done` was set; nothing arrived, or other threads want the core; the
+  // deadline passed; another thread wants the role, or the poller ends; nothing more arrived and
+  // work was deferred.
   enum class SpinResult : std::uint8_t { done, idle, stopped, role_wanted, work_deferred };
   // What is left when an owned thread releases the role.
   struct Handover {
@@ -141,23 +150,23 @@ class Poller : public std::enable_shared_from_this<Poller> {
     bool sources_left = false;  // invariant 2; otherwise another thread must poll on
   };
 
-  // What ended an own thread's sleep since it last polled.
-  struct WakeUps {
-    bool any = false;
-    bool traffic = false;  // a source was ready
-  };
-
   void run() STITCH_NO_THREAD_SAFETY_ANALYSIS;  // may keep the role from one round to the next
-  void sleep(WakeUps& since);
+  void sleep();
   // True when it has the role.
-  [[nodiscard]] bool stand_by(WakeUps& since) STITCH_NO_THREAD_SAFETY_ANALYSIS;
-  [[nodiscard]] Handover poll_as_owner(WakeUps& since) STITCH_REQUIRES(set_.role());
+  [[nodiscard]] bool stand_by() STITCH_NO_THREAD_SAFETY_ANALYSIS;
+  [[nodiscard]] Handover poll_as_owner(bool woken) STITCH_REQUIRES(set_.role());
   [[nodiscard]] Handover poll_until_idle() STITCH_REQUIRES(set_.role());
   // True when the role is back afterwards. `forks`: base::fork_count() of this thread's process.
   [[nodiscard]] bool do_deferred(Work& work, std::uint32_t forks);
-  // Busy-polls until nothing has arrived for `limit`, and for `at_least` unless other work comes.
-  SpinResult spin(const std::atomic<bool>* done, SpinPolicy::Duration limit,
-                  SpinPolicy::Duration at_least, Clock::time_point deadline)
+  // Busy-polls until nothing has arrived for `limit`, or others want the core.
+  SpinResult spin(const base::AwaitedFlag* done, Clock::duration limit, Clock::time_point deadline)
+      STITCH_REQUIRES(set_.role());
+  // Waits for the holder of the role to release it, for microseconds. True when it has it.
+  [[nodiscard]] bool take_over(const base::AwaitedFlag& done) STITCH_NO_THREAD_SAFETY_ANALYSIS;
+  void refused_sleep() STITCH_REQUIRES(set_.role());
+  // Sleeps with the role until something arrives, `done` is set or `deadline` nears, and polls what
+  // arrived. False, at once, when this thread must not.
+  [[nodiscard]] bool sleep_with_role(base::AwaitedFlag& done, Clock::time_point deadline)
       STITCH_REQUIRES(set_.role());
   void hand_off_deferred() noexcept STITCH_REQUIRES(set_.role());
   // Puts the sources to sleep, unless a thread stands by. False when they must be polled on.
@@ -174,19 +183,22 @@ class Poller : public std::enable_shared_from_this<Poller> {
   void count_working(int change) STITCH_EXCLUDES(mutex_);
 
   PollSet set_;
-  SpinPolicy policy_ STITCH_GUARDED_BY(set_.role());
+  CoreDemand& demand_;
   StandBy stand_by_;
   Work deferred_ STITCH_GUARDED_BY(set_.role());
   bool refused_work_ STITCH_GUARDED_BY(set_.role()) =
       false;  // the thread in help() has, in defer()
+  unsigned refused_sleeps_ STITCH_GUARDED_BY(set_.role()) = 0;
   Clock::time_point last_look_ STITCH_GUARDED_BY(set_.role());  // at the clock, about now
 
   std::atomic<bool> stopping_{false};
-  std::atomic<int> helpers_{0};           // threads in help() that hold the role or want it
+  std::atomic<int> helpers_{0};           // threads in help() that want the role
   std::atomic<bool> role_pinned_{false};  // its holder does not release it for helpers: it helps
                                           // itself, or has much to move; written by it
   std::atomic<int> asleep_{0};            // own threads that sleep or stand by, or are about to
   std::atomic<bool> doorbell_pending_{false};  // invariant 3
+  std::atomic<int> expected_{0};  // threads that are about to be in help(); invariant 2
+  std::atomic<bool> sleeps_with_role_{false};  // the holder of the role does, or is about to
 
   base::Mutex mutex_;
   int threads_ STITCH_GUARDED_BY(mutex_) = 0;  // own ones that have not ended

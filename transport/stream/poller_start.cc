@@ -18,8 +18,8 @@ constexpr int kThreads = 2;
 constexpr std::size_t kMaxThreadName = 15;
 }  // namespace
 
-std::shared_ptr<Poller> Poller::start(const std::string& thread_name) {
-  auto poller = std::make_shared<Poller>();
+std::shared_ptr<Poller> Poller::start(const std::string& thread_name, CoreDemand& demand) {
+  auto poller = std::make_shared<Poller>(demand);
   for (int i = 0; i < kThreads; ++i) {
     {
       base::MutexLock lock(poller->mutex_);

@@ -55,8 +55,7 @@ class StreamEndpointState : public std::enable_shared_from_this<StreamEndpointSt
   [[nodiscard]] std::vector<std::string> listen(Endpoint::Accept accept);
   [[nodiscard]] std::shared_ptr<Connection> connect(const std::string& address,
                                                     ConnectionEvents events);
-  [[nodiscard]] bool help(const std::atomic<bool>& done,
-                          std::chrono::steady_clock::time_point deadline) {
+  [[nodiscard]] bool help(base::AwaitedFlag& done, std::chrono::steady_clock::time_point deadline) {
     return poller_->help(done, deadline);
   }
   [[nodiscard]] std::map<std::string, std::int64_t> counters() const {

@@ -69,6 +69,7 @@ bool StreamSender::unsent() const {
 }
 
 void StreamSender::send(QueuedSend queued) {
+  poller_.expect_help();
   try {
     if (write_now(queued)) return;
     {

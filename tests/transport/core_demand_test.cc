@@ -1,0 +1,84 @@
+// When threads block instead of polling.
+#include "stitch/transport/stream/core_demand.h"
+
+#include "tests/support/plain_test.h"
+
+namespace stitch::transport::core_demand_test {
+namespace {
+
+using std::chrono::microseconds;
+using std::chrono::milliseconds;
+
+std::optional<bool> seen;
+int looks = 0;
+std::optional<bool> look() noexcept {
+  ++looks;
+  return seen;
+}
+
+class CoreDemands : public ::testing::Test {
+ protected:
+  CoreDemands() {
+    seen = false;
+    looks = 0;
+  }
+  // At the next time that it looks.
+  bool wanted_next() {
+    now += CoreDemand::kLookInterval;
+    return demand.wanted(now);
+  }
+  CoreDemand demand{&look};
+  CoreDemand::Clock::time_point now{std::chrono::hours(1)};
+};
+
+TEST_F(CoreDemands, DoesNotLookWhileNoThreadLosesItsCore) {
+  seen = true;
+  for (int i = 0; i < 100; ++i) EXPECT_FALSE(wanted_next());
+  EXPECT_EQ(looks, 0);
+}
+
+TEST_F(CoreDemands, AThreadThatLostItsCoreLooksAtOnce) {
+  demand.lost_core(now);
+  EXPECT_FALSE(demand.wanted(now)) << "others have gone";
+  seen = true;
+  demand.lost_core(now);
+  EXPECT_TRUE(demand.wanted(now));
+  EXPECT_TRUE(demand.were_wanted());
+}
+
+TEST_F(CoreDemands, LooksOnceAMillisecondUntilTheCoresAreFree) {
+  seen = true;
+  demand.lost_core(now);
+  for (int i = 0; i < 3'000; ++i) EXPECT_TRUE(demand.wanted(now + microseconds(i)));
+  EXPECT_EQ(looks, 3);
+  now += microseconds(2'500);
+  seen = false;
+  EXPECT_TRUE(demand.wanted(now + CoreDemand::kLookInterval / 4));
+  EXPECT_FALSE(wanted_next());
+  // As if nothing had been.
+  seen = true;
+  demand.lost_core(now);
+  EXPECT_TRUE(demand.wanted(now + CoreDemand::kMinBlock - microseconds(1)));
+  EXPECT_FALSE(demand.wanted(now + CoreDemand::kMinBlock + CoreDemand::kLookInterval));
+}
+
+TEST_F(CoreDemands, CoresAreWantedForLongerWhileLossesFollowEachOther) {
+  for (const auto view : {std::optional<bool>(true), std::optional<bool>()}) {
+    seen = view;
+    CoreDemand::Clock::duration longest{};
+    for (int i = 0; i < 12; ++i) {
+      demand.lost_core(now);
+      const auto begin = now;
+      while (demand.wanted(now)) now += microseconds(100);
+      EXPECT_GE(now - begin, longest) << i;
+      longest = now - begin;
+      if (i == 0) EXPECT_LE(longest, CoreDemand::kMinBlock + CoreDemand::kLookInterval);
+    }
+    EXPECT_GE(longest, CoreDemand::kMaxBlock);
+    EXPECT_LE(longest, CoreDemand::kMaxBlock + CoreDemand::kLookInterval);
+    now += 2 * CoreDemand::kMaxBlock;  // of calm
+  }
+}
+
+}  // namespace
+}  // namespace stitch::transport::core_demand_test

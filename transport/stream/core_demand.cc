@@ -1,0 +1,60 @@
+#include "stitch/transport/stream/core_demand.h"
+
+#include <fcntl.h>
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <cstring>
+
+#include "stitch/base/descriptor.h"
+
+namespace stitch::transport {
+
+namespace {
+
+// "0.42 0.13 0.04 3/123 4567": 3 threads run or could, the caller's included.
+std::optional<bool> look_at_this_machine() noexcept {
+  static const long cores = sysconf(_SC_NPROCESSORS_ONLN);
+  cpu_set_t allowed;
+  if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0 || CPU_COUNT(&allowed) < cores)
+    return std::nullopt;
+  std::array<char, 96> text{};
+  const base::Descriptor load(::open("/proc/loadavg", O_RDONLY | O_CLOEXEC));
+  const ssize_t count = load ? ::read(load.get(), text.data(), text.size() - 1) : -1;
+  const char* running = text.data();
+  for (int field = 0; count > 0 && running != nullptr && field < 3; ++field) {
+    running = std::strchr(running, ' ');
+    if (running != nullptr) ++running;
+  }
+  if (count <= 0 || running == nullptr) return std::nullopt;
+  return std::strtol(running, nullptr, 10) - 1 >= cores;
+}
+
+}  // namespace
+
+CoreDemand& CoreDemand::of_this_process() {
+  static CoreDemand demand(&look_at_this_machine);
+  return demand;
+}
+
+void CoreDemand::look(Clock::time_point now, bool lost) noexcept {
+  if (looking_.exchange(true)) return;
+  next_look_.store((now + kLookInterval).time_since_epoch().count(), std::memory_order_relaxed);
+  const bool may_be = look_().value_or(true);
+  if (!may_be) {
+    block_ = kMinBlock;
+    blocked_until_ = {};
+  } else if (lost) {
+    // Since the last block ended the cores were polled on for less than that took.
+    const bool at_once = now - blocked_until_ < block_;
+    block_ = at_once ? std::min<Clock::duration>(block_ * 2, kMaxBlock) : kMinBlock;
+    blocked_until_ = now + block_;
+  }
+  wanted_.store(now < blocked_until_, std::memory_order_relaxed);
+  looking_.store(false);
+}
+
+}  // namespace stitch::transport

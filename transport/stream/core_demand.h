@@ -1,0 +1,72 @@
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <optional>
+
+namespace stitch::transport {
+
+// Whether other threads want the cores on which this process would poll.
+//
+// The rule: a thread that waits polls while a core is free for it, and blocks in the kernel as soon
+// as another thread wants that core. A thread that polls uses up its share of the core and then
+// waits for a whole slice of the scheduler, milliseconds; a thread that blocks has its share left
+// and runs as soon as it is woken, ahead of threads that compute.
+//
+// How it is found out: a thread that polls and lost its core for a millisecond lost it to another
+// one that computes. From then on the cores count as wanted for 4 ms, and for twice as long after
+// each loss that follows at once, up to 400 ms: finding out costs 1 % of the time. Meanwhile a
+// thread that waits looks once a millisecond at the kernel's count of runnable threads
+// (/proc/loadavg, some 3 us), and polls again as soon as that leaves a core free. Where the process
+// may use some of the cores only (an affinity mask, a cpuset), that count says nothing.
+//
+// Thread contract: any thread; lock-free.
+class CoreDemand {
+ public:
+  using Clock = std::chrono::steady_clock;
+  // Whether others could use all the cores now; nothing when that is not known.
+  using Look = std::optional<bool> (*)() noexcept;
+
+  explicit CoreDemand(Look look) noexcept : look_(look) {}
+  CoreDemand(const CoreDemand&) = delete;
+  CoreDemand& operator=(const CoreDemand&) = delete;
+  // The one that looks at this machine.
+  [[nodiscard]] static CoreDemand& of_this_process();
+
+  // Time between two looks.
+  static constexpr std::chrono::milliseconds kLookInterval{1};
+  // A thread that did not run for longer, although it wanted to, has lost its core to a thread that
+  // computes: threads that wait give it back within less, slices of the scheduler are longer.
+  static constexpr std::chrono::microseconds kLoss{1000};
+  // For how long cores count as wanted after a loss.
+  static constexpr std::chrono::milliseconds kMinBlock{4};
+  static constexpr std::chrono::milliseconds kMaxBlock{400};
+
+  // Whether a thread that waits is to block. May look.
+  [[nodiscard]] bool wanted(Clock::time_point now) noexcept {
+    if (were_wanted() &&
+        now.time_since_epoch().count() >= next_look_.load(std::memory_order_relaxed)) [[unlikely]]
+      look(now, false);
+    return were_wanted();
+  }
+  // The result of the last wanted().
+  [[nodiscard]] bool were_wanted() const noexcept {
+    return wanted_.load(std::memory_order_relaxed);
+  }
+  // The calling thread polled, and lost its core until `now`.
+  void lost_core(Clock::time_point now) noexcept { look(now, true); }
+
+ private:
+  using Ticks = Clock::duration::rep;
+  void look(Clock::time_point now, bool lost) noexcept;
+
+  const Look look_;
+  std::atomic<bool> wanted_{false};
+  std::atomic<Ticks> next_look_{0};
+  std::atomic<bool> looking_{false};  // a thread does
+  // Of that thread.
+  Clock::duration block_{kMinBlock};
+  Clock::time_point blocked_until_{};
+};
+
+}  // namespace stitch::transport
