@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <new>
 #include <string>
 #include <utility>
 
@@ -64,11 +63,7 @@ PollSet::PollSet()
 }
 
 void PollSet::changed(SourceId id) noexcept {
-  try {
-    changes_.push_back(id);
-  } catch (const std::bad_alloc&) {
-    changes_lost_ = true;
-  }
+  changes_.push_back(id);
   any_changes_.store(true);
 }
 
@@ -142,32 +137,18 @@ std::shared_ptr<PollSource> PollSet::remove(SourceId id) noexcept {
 }
 
 void PollSet::take_up_changes() noexcept {
-  try {
-    for (;;) {
-      for (; !changes_taken_.empty(); changes_taken_.pop_back()) take_up(changes_taken_.back());
-      bool look_at_all = false;
-      {
-        base::MutexLock lock(mutex_);
-        look_at_all = std::exchange(changes_lost_, false);
-        if (changes_.empty() && !look_at_all) {
-          any_changes_.store(false);
-          return;
-        }
-        changes_taken_.swap(changes_);
-        for (const SourceId id : changes_taken_) {
-          const auto found = watched_.find(id);
-          if (found != watched_.end()) found->second.changed = false;
-        }
-        // Those that were lost are marked, too, and would not be entered again.
-        if (look_at_all) {
-          for (auto& [id, watched] : watched_) watched.changed = false;
-        }
-      }
-      if (look_at_all) take_up_all();
-    }
-  } catch (const std::bad_alloc&) {
+  for (;;) {
+    for (; !changes_taken_.empty(); changes_taken_.pop_back()) take_up(changes_taken_.back());
     base::MutexLock lock(mutex_);
-    changes_lost_ = true;
+    if (changes_.empty()) {
+      any_changes_.store(false);
+      return;
+    }
+    changes_taken_.swap(changes_);
+    for (const SourceId id : changes_taken_) {
+      const auto found = watched_.find(id);
+      if (found != watched_.end()) found->second.changed = false;
+    }
   }
 }
 
@@ -188,16 +169,6 @@ void PollSet::take_up(SourceId id) {
   const bool passive = source->passive();
   activate(
       polled_.try_emplace(id, Polled{id, std::move(source), cheap, passive, {}, {}}).first->second);
-}
-
-void PollSet::take_up_all() {
-  std::vector<SourceId> all;
-  for (const auto& [id, polled] : polled_) all.push_back(id);
-  {
-    base::MutexLock lock(mutex_);
-    for (const auto& [id, watched] : watched_) all.push_back(id);
-  }
-  for (const SourceId id : all) take_up(id);
 }
 
 void PollSet::activate(Polled& polled) {
@@ -233,16 +204,9 @@ bool PollSet::source_ready(Polled& polled, std::uint32_t events) noexcept {
   }
 }
 
-bool PollSet::poll_after_delivery(std::shared_ptr<PollSource> source) noexcept {
-  for (const auto& each : after_delivery_) {
-    if (each == source) return true;
-  }
-  try {
+void PollSet::poll_after_delivery(std::shared_ptr<PollSource> source) noexcept {
+  if (std::find(after_delivery_.begin(), after_delivery_.end(), source) == after_delivery_.end())
     after_delivery_.push_back(std::move(source));
-  } catch (const std::bad_alloc&) {
-    return false;
-  }
-  return true;
 }
 
 void PollSet::poll_after_delivery_now() noexcept {
@@ -320,11 +284,7 @@ bool PollSet::call_ready(const Events& events, int count) {
     const auto found = polled_.find(id);
     if (found == polled_.end()) continue;
     Polled& polled = found->second;
-    try {
-      activate(polled);
-    } catch (const std::bad_alloc&) {
-      continue;  // the kernel reports it again
-    }
+    activate(polled);
     const bool source_moved = source_ready(polled, event.events);
     after_delivery();
     if (!source_moved) continue;

@@ -65,11 +65,9 @@ class PollSet {
   static constexpr int kQuickRounds = 4;
   // The last round was quick, and the caller has waited so long that it counts as a slow one.
   void waited() noexcept STITCH_REQUIRES(role_) { rounds_since_kernel_ += kQuickRounds - 1; }
-  // Runs source->poll() when the delivery under way is finished. False when there is no memory.
-  [[nodiscard]] bool poll_after_delivery(std::shared_ptr<PollSource> source) noexcept
-      STITCH_REQUIRES(role_);
-  // Takes up what has been added, removed and asked for. What there is no memory for stays for the
-  // next time.
+  // Runs source->poll() when the delivery under way is finished.
+  void poll_after_delivery(std::shared_ptr<PollSource> source) noexcept STITCH_REQUIRES(role_);
+  // Takes up what has been added, removed and asked for.
   void refresh() noexcept STITCH_REQUIRES(role_) {
     if (any_changes_.load()) take_up_changes();
   }
@@ -134,7 +132,6 @@ class PollSet {
   void update_epoll(const Watched& watched, SourceId id) STITCH_REQUIRES(mutex_);
   void take_up_changes() noexcept STITCH_REQUIRES(role_);
   void take_up(SourceId id) STITCH_REQUIRES(role_);
-  void take_up_all() STITCH_REQUIRES(role_);
   void activate(Polled& polled) STITCH_REQUIRES(role_);
   void deactivate(Polled& polled) noexcept STITCH_REQUIRES(role_);
   // source->poll() or source->ready(), which should not throw.
@@ -170,7 +167,6 @@ class PollSet {
   base::Mutex mutex_;
   std::unordered_map<SourceId, Watched> watched_ STITCH_GUARDED_BY(mutex_);
   std::vector<SourceId> changes_ STITCH_GUARDED_BY(mutex_);  // added, removed, to be polled soon
-  bool changes_lost_ STITCH_GUARDED_BY(mutex_) = false;      // no memory for one: take up all
   std::atomic<bool> any_changes_{false};   // whether refresh() has something to do
   std::atomic<std::size_t> expensive_{0};  // sources that are neither cheap nor passive
 

@@ -135,9 +135,9 @@ void Poller::count_working(int change) {
 
 bool Poller::on_this_thread() const noexcept { return this_thread.polled == this; }
 
-bool Poller::poll_after_delivery(std::shared_ptr<PollSource> source) noexcept {
+void Poller::poll_after_delivery(std::shared_ptr<PollSource> source) noexcept {
   set_.role().assert_held();
-  return set_.poll_after_delivery(std::move(source));
+  set_.poll_after_delivery(std::move(source));
 }
 
 bool Poller::defer(Work& work) {

@@ -73,11 +73,9 @@ enum class PollRole : std::uint8_t { none, asleep, owned, helping, working, recl
 // more messages arrive: it releases the role, and the other own thread, asleep in the kernel, wakes
 // up only if something arrives meanwhile.
 //
-// With several messages on their way something always does arrive while no thread polls, just
-// before the one that released the role is back. When own threads have been woken in vain like
-// that, one stands by (StandBy): meanwhile messages wake no thread, but wait for the next one that
-// polls; for two ticks, unless one that polls has much to move. What only the kernel reports (a
-// source that has been idle, a listener) is looked for once a tick.
+// With several messages on their way something always does arrive while no thread polls; an own
+// thread that has been woken in vain like that stands by (StandBy): meanwhile messages wake no
+// thread, but wait for the next one that polls.
 //
 // Shared by an endpoint, its connections and its own threads, which are detached: one that never
 // returns from deferred work cannot keep the endpoint from ending. Thread contract: any thread
@@ -131,9 +129,9 @@ class Poller final : public base::AnswerWait::Reader, public std::enable_shared_
   // Within a piece of work, when what follows will not block any more and will bring messages: this
   // thread takes the role back if it is free.
   void reclaim() STITCH_NO_THREAD_SAFETY_ANALYSIS;  // may return with the role
-  // Runs source->poll() when the delivery under way on this thread is finished. False, and it does
-  // not, when there is no memory. REQUIRES: on_this_thread().
-  [[nodiscard]] bool poll_after_delivery(std::shared_ptr<PollSource> source) noexcept;
+  // Runs source->poll() when the delivery under way on this thread is finished. REQUIRES:
+  // on_this_thread().
+  void poll_after_delivery(std::shared_ptr<PollSource> source) noexcept;
 
   // Ends the threads. Waits at most 50 ms for one inside deferred work; it ends when that returns,
   // and nothing is polled any more. Not from a source. A second call does nothing.

@@ -118,8 +118,8 @@ void StreamSender::write_locked(QueuedSend& queued, Effects& effects) {
     writer_.queue(std::move(queued));
     pending_.store(true);
     if (state_ == State::waiting) return;
-    effects.poll_soon =
-        first && !(poller_.on_this_thread() && poller_.poll_after_delivery(owner_.poll_source()));
+    effects.poll_soon = first && !poller_.on_this_thread();
+    if (first && !effects.poll_soon) poller_.poll_after_delivery(owner_.poll_source());
   } else if (writer_.write(queued, *link_)) {
     effects.written = &queued;
     if (sealed_ && link_->holds_output()) flush_locked(effects);
