@@ -27,6 +27,12 @@ class CoreDemands : public ::testing::Test {
     now += CoreDemand::kLookInterval;
     return demand.wanted(now);
   }
+  // To a thread that computes.
+  void lose_core() {
+    demand.lost_core(now);
+    demand.lost_core(now);
+    looks -= 1;
+  }
   CoreDemand demand{&look};
   CoreDemand::Clock::time_point now{std::chrono::hours(1)};
 };
@@ -38,17 +44,26 @@ TEST_F(CoreDemands, DoesNotLookWhileNoThreadLosesItsCore) {
 }
 
 TEST_F(CoreDemands, AThreadThatLostItsCoreLooksAtOnce) {
-  demand.lost_core(now);
+  lose_core();
   EXPECT_FALSE(demand.wanted(now)) << "others have gone";
   seen = true;
-  demand.lost_core(now);
+  lose_core();
   EXPECT_TRUE(demand.wanted(now));
   EXPECT_TRUE(demand.were_wanted());
 }
 
+TEST_F(CoreDemands, APassingThreadIsNone) {
+  seen = true;
+  for (int i = 0; i < 10; ++i) {
+    demand.lost_core(now);
+    EXPECT_FALSE(demand.wanted(now));
+    now += CoreDemand::kPassing;
+  }
+}
+
 TEST_F(CoreDemands, LooksOnceAMillisecondUntilTheCoresAreFree) {
   seen = true;
-  demand.lost_core(now);
+  lose_core();
   for (int i = 0; i < 3'000; ++i) EXPECT_TRUE(demand.wanted(now + microseconds(i)));
   EXPECT_EQ(looks, 3);
   now += microseconds(2'500);
@@ -57,7 +72,7 @@ TEST_F(CoreDemands, LooksOnceAMillisecondUntilTheCoresAreFree) {
   EXPECT_FALSE(wanted_next());
   // As if nothing had been.
   seen = true;
-  demand.lost_core(now);
+  lose_core();
   EXPECT_TRUE(demand.wanted(now + CoreDemand::kMinBlock - microseconds(1)));
   EXPECT_FALSE(demand.wanted(now + CoreDemand::kMinBlock + CoreDemand::kLookInterval));
 }
@@ -67,7 +82,7 @@ TEST_F(CoreDemands, CoresAreWantedForLongerWhileLossesFollowEachOther) {
     seen = view;
     CoreDemand::Clock::duration longest{};
     for (int i = 0; i < 12; ++i) {
-      demand.lost_core(now);
+      i == 0 ? lose_core() : demand.lost_core(now);
       const auto begin = now;
       while (demand.wanted(now)) now += microseconds(100);
       EXPECT_GE(now - begin, longest) << i;

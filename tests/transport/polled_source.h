@@ -73,7 +73,9 @@ struct Joined {
     if (busy) lose_core();
   }
   // The cores are wanted for some milliseconds, if it says so.
-  void lose_core() { demand.lost_core(Poller::Clock::now()); }
+  void lose_core() {
+    for (int i = 0; i < 2; ++i) demand.lost_core(Poller::Clock::now());
+  }
   ~Joined() { poller->join(); }
 };
 

@@ -8,6 +8,7 @@
 #include <array>
 #include <cstdlib>
 #include <cstring>
+#include <utility>
 
 #include "stitch/base/descriptor.h"
 
@@ -46,12 +47,15 @@ void CoreDemand::look(Clock::time_point now, bool lost) noexcept {
   const bool may_be = look_().value_or(true);
   if (!may_be) {
     block_ = kMinBlock;
-    blocked_until_ = {};
+    blocked_until_ = last_loss_ = {};
   } else if (lost) {
     // Since the last block ended the cores were polled on for less than that took.
     const bool at_once = now - blocked_until_ < block_;
-    block_ = at_once ? std::min<Clock::duration>(block_ * 2, kMaxBlock) : kMinBlock;
-    blocked_until_ = now + block_;
+    const bool again = now - std::exchange(last_loss_, now) < kPassing;
+    if (at_once || again) {
+      block_ = at_once ? std::min<Clock::duration>(block_ * 2, kMaxBlock) : kMinBlock;
+      blocked_until_ = now + block_;
+    }
   }
   wanted_.store(now < blocked_until_, std::memory_order_relaxed);
   looking_.store(false);

@@ -13,10 +13,11 @@ namespace stitch::transport {
 // waits for a whole slice of the scheduler, milliseconds; a thread that blocks has its share left
 // and runs as soon as it is woken, ahead of threads that compute.
 //
-// How it is found out: a thread that polls and lost its core for a millisecond lost it to another
-// one that computes. From then on the cores count as wanted for 4 ms, and for twice as long after
-// each loss that follows at once, up to 400 ms: finding out costs 1 % of the time. Meanwhile a
-// thread that waits looks once a millisecond at the kernel's count of runnable threads
+// How it is found out: a thread that polls and lost its core for a millisecond, twice within 10 ms,
+// lost it to another one that computes. From then on the cores count as wanted for 4 ms, and for
+// twice as long after each loss that follows at once, up to 400 ms: finding out costs 1 % of the
+// time. Meanwhile a thread that waits looks once a millisecond at the kernel's count of runnable
+// threads
 // (/proc/loadavg, some 3 us), and polls again as soon as that leaves a core free. Where the process
 // may use some of the cores only (an affinity mask, a cpuset), that count says nothing.
 //
@@ -38,6 +39,8 @@ class CoreDemand {
   // A thread that did not run for longer, although it wanted to, has lost its core to a thread that
   // computes: threads that wait give it back within less, slices of the scheduler are longer.
   static constexpr std::chrono::microseconds kLoss{1000};
+  // A loss that no other follows within this was one to a passing thread.
+  static constexpr std::chrono::milliseconds kPassing{10};
   // For how long cores count as wanted after a loss.
   static constexpr std::chrono::milliseconds kMinBlock{4};
   static constexpr std::chrono::milliseconds kMaxBlock{400};
@@ -67,6 +70,7 @@ class CoreDemand {
   // Of that thread.
   Clock::duration block_{kMinBlock};
   Clock::time_point blocked_until_{};
+  Clock::time_point last_loss_{};
 };
 
 }  // namespace stitch::transport

@@ -210,6 +210,8 @@ Poller::SpinResult Poller::spin(const base::AwaitedFlag* done, Clock::duration l
     if (spinning) continue;
     if (!set_.last_was_slow()) set_.waited();
     sched_yield();
+    last_look_ = Clock::now();  // here, as the next round may move something
+    if (last_look_ - now > CoreDemand::kLoss) demand_.lost_core(last_look_);
   }
 }
 
