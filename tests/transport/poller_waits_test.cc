@@ -43,7 +43,7 @@ TEST(PollerWaits, TrafficWakesTheThreadThatWaitsForIt) {
     };
     add(*started.poller, source);
     for (int i = 1; i <= 20; ++i) {
-      std::this_thread::sleep_for(milliseconds(4));
+      std::this_thread::sleep_for(milliseconds(4));  // the helper polls for 2 ms, then sleeps
       source->signal();
       ASSERT_TRUE(source->wait_signals(i));
     }
@@ -56,6 +56,7 @@ TEST(PollerWaits, AnotherThreadWakesTheOneThatWaits) {
   for (int i = 0; i < 100; ++i) {
     const Joined started(i % 2 == 0);
     SleepingHelper helper(*started.poller);
+    // Before, in and after the helper's way to sleep.
     std::this_thread::sleep_for(std::chrono::microseconds(100 * (i % 50)));
     helper.done.set();
     ASSERT_TRUE(wait_until([&] { return helper.returned.load(); })) << i;
@@ -67,7 +68,7 @@ TEST(PollerWaits, ASleepingHelperTakesUpWhatIsAddedAndAskedFor) {
   Poller& poller = *started.poller;
   SleepingHelper helper(poller);
   for (int i = 0; i < 200; ++i) {
-    std::this_thread::sleep_for(std::chrono::microseconds(i % 7 * 300));
+    std::this_thread::sleep_for(std::chrono::microseconds(i % 7 * 300));  // polling, or asleep
     const auto source = std::make_shared<Source>(true);
     const auto asked = std::make_shared<std::atomic<bool>>(false);
     source->on_poll = [asked] { return asked->exchange(false); };
@@ -79,14 +80,15 @@ TEST(PollerWaits, ASleepingHelperTakesUpWhatIsAddedAndAskedFor) {
   }
 }
 
-// Reads nothing itself: what is ready stays so.
+// The calling thread expects an answer and does not read. Returns the signals that were read all
+// the same.
 int woken_while_expected(Joined& started, Source& source) {
   Poller& poller = *started.poller;
   started.lose_core();
   base::AnswerWait::request_follows();
   poller.expect_help();
   source.signal();
-  std::this_thread::sleep_for(milliseconds(50));
+  std::this_thread::sleep_for(milliseconds(50));  // an own thread would read within this
   return source.signals.load();
 }
 
@@ -108,7 +110,7 @@ TEST(PollerWaits, WhatComesBeforeTheThreadThatWaitsForItWakesNoOther) {
     EXPECT_TRUE(poller.help(done, Clock::now() + seconds(10)));
     source->signal();
     EXPECT_TRUE(source->wait_signals(2 * i + 2)) << "own threads read again";
-    std::this_thread::sleep_for(milliseconds(20));
+    std::this_thread::sleep_for(milliseconds(20));  // own threads sleep again
   }
   base::AnswerWait::set(false);
   poller.join();
@@ -119,14 +121,15 @@ TEST(PollerWaits, OwnThreadsReadWhereAThreadDoesNotComeToWait) {
   Poller& poller = *started.poller;
   const auto source = std::make_shared<Source>();
   add(poller, source);
-  std::this_thread::sleep_for(milliseconds(50));
+  std::this_thread::sleep_for(milliseconds(50));  // as above
   for (int i = 0; i < 5; ++i) {
     base::AnswerWait::set(true);
     EXPECT_EQ(woken_while_expected(started, *source), i);
     i % 2 == 0 ? base::AnswerWait::give_up() : static_cast<void>(base::AnswerWait::set(false));
     EXPECT_TRUE(source->wait_signals(i + 1)) << i;
-    std::this_thread::sleep_for(milliseconds(20));
+    std::this_thread::sleep_for(milliseconds(20));  // own threads sleep again
   }
+  base::AnswerWait::set(false);
 }
 
 TEST(PollerWaits, ARequestThatIsNotWaitedForIsReadByOwnThreads) {
@@ -151,6 +154,7 @@ TEST(PollerWaits, JoinsWhileAThreadSleepsWithTheRole) {
   for (int i = 0; i < 50; ++i) {
     const Joined started(i % 2 == 0);
     SleepingHelper helper(*started.poller);
+    // Before, in and after the helper's way to sleep.
     std::this_thread::sleep_for(std::chrono::microseconds(100 * (i % 50)));
     const auto begin = Clock::now();
     started.poller->join();

@@ -17,9 +17,8 @@ namespace stitch::transport {
 // lost it to another one that computes. From then on the cores count as wanted for 4 ms, and for
 // twice as long after each loss that follows at once, up to 400 ms: finding out costs 1 % of the
 // time. Meanwhile a thread that waits looks once a millisecond at the kernel's count of runnable
-// threads
-// (/proc/loadavg, some 3 us), and polls again as soon as that leaves a core free. Where the process
-// may use some of the cores only (an affinity mask, a cpuset), that count says nothing.
+// threads (/proc/loadavg, some 3 us), and polls again as soon as that leaves a core free. Where the
+// process may use some of the cores only (an affinity mask, a cpuset), that count says nothing.
 //
 // Thread contract: any thread; lock-free.
 class CoreDemand {
