@@ -1,6 +1,10 @@
 // When threads block instead of polling.
 #include "stitch/transport/stream/core_demand.h"
 
+#include <atomic>
+#include <thread>
+
+#include "tests/support/forked_child.h"
 #include "tests/support/plain_test.h"
 
 namespace stitch::transport::core_demand_test {
@@ -93,6 +97,27 @@ TEST_F(CoreDemands, CoresAreWantedForLongerWhileLossesFollowEachOther) {
     EXPECT_LE(longest, CoreDemand::kMaxBlock + CoreDemand::kLookInterval);
     now += 2 * CoreDemand::kMaxBlock;  // of calm
   }
+}
+
+std::atomic<bool> looking{false};
+std::atomic<bool> look_ends{false};
+
+TEST_F(CoreDemands, AChildLooksAlthoughAThreadOfItsParentDidAtTheFork) {
+  CoreDemand held(+[]() noexcept -> std::optional<bool> {
+    looking = true;
+    while (!look_ends) std::this_thread::yield();
+    return true;
+  });
+  std::jthread other([&] { held.lost_core(now); });
+  while (!looking) std::this_thread::yield();
+  stitch::testing::ForkedChild child([&] {
+    look_ends = true;
+    held.lost_core(now);
+    held.lost_core(now);
+    return held.wanted(now) ? 0 : 2;
+  });
+  look_ends = true;
+  EXPECT_EQ(child.wait(), 0);
 }
 
 }  // namespace

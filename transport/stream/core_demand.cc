@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "stitch/base/descriptor.h"
+#include "stitch/base/forked.h"
 
 namespace stitch::transport {
 
@@ -42,7 +43,9 @@ CoreDemand& CoreDemand::of_this_process() {
 }
 
 void CoreDemand::look(Clock::time_point now, bool lost) noexcept {
-  if (looking_.exchange(true)) return;
+  const std::uint64_t process = std::uint64_t{base::fork_count()} + 1;
+  std::uint64_t looking = looking_.load();
+  if (looking == process || !looking_.compare_exchange_strong(looking, process)) return;
   next_look_.store((now + kLookInterval).time_since_epoch().count(), std::memory_order_relaxed);
   const bool may_be = look_().value_or(true);
   if (!may_be) {
@@ -58,7 +61,7 @@ void CoreDemand::look(Clock::time_point now, bool lost) noexcept {
     }
   }
   wanted_.store(now < blocked_until_, std::memory_order_relaxed);
-  looking_.store(false);
+  looking_.store(0);
 }
 
 }  // namespace stitch::transport

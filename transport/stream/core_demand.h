@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstdint>
 #include <optional>
 
 namespace stitch::transport {
@@ -65,7 +66,8 @@ class CoreDemand {
   const Look look_;
   std::atomic<bool> wanted_{false};
   std::atomic<Ticks> next_look_{0};
-  std::atomic<bool> looking_{false};  // a thread does
+  // The process, by its number of forks, in which a thread looks; a child has no such thread.
+  std::atomic<std::uint64_t> looking_{0};
   // Of that thread.
   Clock::duration block_{kMinBlock};
   Clock::time_point blocked_until_{};
