@@ -204,6 +204,7 @@ Each process finds in its environment:
   STITCH_INIT_METHOD            file:// and a private file in which the workers meet
   STITCH_WORLD_SIZE             M:X, in an elastic world
   OMP_NUM_THREADS               processors divided by N, at least 1; kept where it is set already
+  OMP_WAIT_POLICY               passive, where N is above 1; kept where it is set already
 Standard input is empty.
 
 --diagnose reads the dumps that workers have written into DIR (STITCH_DUMP_DIR: when a call times

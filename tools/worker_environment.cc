@@ -86,6 +86,9 @@ std::vector<std::string> worker_environment(const RunOptions& options, int rank,
   }
   variables.try_emplace("OMP_NUM_THREADS",
                         std::to_string(std::max(1, usable_processors() / options.processes)));
+  // OpenMP's threads otherwise spin for a millisecond after each of libtorch's operators, on cores
+  // that the other processes need.
+  if (options.processes > 1) variables.try_emplace("OMP_WAIT_POLICY", "passive");
 
   std::vector<std::string> result;
   result.reserve(variables.size());

@@ -107,6 +107,17 @@ TEST_F(StitchRun, DividesTheProcessorsUnlessOmpNumThreadsIsSet) {
       "[worker0] 5\n");
 }
 
+TEST_F(StitchRun, LetsOpenMpWaitInTheKernelWhereProcessesShareAHost) {
+  const auto policies = [](const std::string& set, const std::string& processes) {
+    const Result result = run({"env", "-u", "OMP_WAIT_POLICY", set, STITCH_RUN, "--no-prefix", "-n",
+                               processes, "sh", "-c", "echo \"${OMP_WAIT_POLICY-none}\""});
+    return result.out;
+  };
+  EXPECT_EQ(policies("A=1", "2"), "passive\npassive\n");
+  EXPECT_EQ(policies("A=1", "1"), "none\n");
+  EXPECT_EQ(policies("OMP_WAIT_POLICY=active", "2"), "active\nactive\n");
+}
+
 TEST_F(StitchRun, NamesWorkersAsTold) {
   const Result result = run(shell({"-n", "2", "--name", "ps"}, "echo $STITCH_NAME"));
   EXPECT_EQ(sorted_lines(result.out), (std::vector<std::string>{"[ps0] ps0", "[ps1] ps1"}));
