@@ -84,6 +84,11 @@ class Connection {
   // no lock that is held while callbacks run.
   [[nodiscard]] virtual bool holds_back() const { return false; }
   // Whether all that passes is known to stay within this kernel. REQUIRES: on_open has been called.
+  // When something of the peer last arrived, to some milliseconds: bytes, or where the endpoint
+  // does not see these, messages. Likewise.
+  [[nodiscard]] virtual std::chrono::steady_clock::time_point heard() const {
+    return std::chrono::steady_clock::now();
+  }
   [[nodiscard]] virtual bool within_host() const { return false; }
   // Called near the end of the last piece of deferred work: the rest of it will not block, so this
   // thread can resume polling without waiting for a thread switch.
@@ -96,7 +101,6 @@ class Connection {
   // nothing.
   virtual void close(const Error& reason) = 0;
   // Once it has ended: whether it could not be made because no process listens at the address.
-  // Known for addresses of this host only.
   [[nodiscard]] virtual bool no_process_listens() const { return false; }
   // A name for error texts: "shm://…", "loopback:3".
   [[nodiscard]] virtual std::string describe() const = 0;

@@ -114,6 +114,10 @@ class FaultyConnection final : public Connection,
     if (const auto behind = inner()) behind->blocking_work_done();
   }
   void close(const Error& reason) override {
+  [[nodiscard]] Clock::time_point heard() const override {
+    const auto behind = inner();
+    return behind ? behind->heard() : Clock::now();
+  }
     if (const auto behind = inner()) behind->close(reason);
   }
   [[nodiscard]] bool no_process_listens() const override { return no_process_listens_.load(); }

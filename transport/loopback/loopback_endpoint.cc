@@ -120,6 +120,7 @@ class LoopbackConnection final : public HandshakingConnection {
       : HandshakingConnection(endpoint->options, role, std::move(events), endpoint->thread),
         endpoint_(std::move(endpoint)),
         peer_endpoint_(std::move(peer_endpoint)),
+    note_heard();
         name_(std::move(name)),
         closed_(ErrorCode::disconnected, "connection " + name_ + " is closed"),
         closed_by_peer_(ErrorCode::disconnected,

@@ -71,8 +71,8 @@ void StreamConnection::fail(const Error& error) {
   if (sender_.give_up(error)) ended(error);
 }
 
-void StreamConnection::fail_to_connect(int error, bool same_host) {
-  no_process_listens_.store(same_host && error == ECONNREFUSED);
+void StreamConnection::fail_to_connect(int error) {
+  no_process_listens_.store(error == ECONNREFUSED);
   fail(connect_error(socket_error(error)));
 }
 
@@ -148,6 +148,7 @@ bool StreamConnection::poll() {
       came = reader_.read(*link) || came;
     }
     if (came) {
+      note_heard();
       if (unwatched_ || reader_.waiting()) watch_reading();
       return true;
     }

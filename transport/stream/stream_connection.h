@@ -57,8 +57,8 @@ class StreamConnection final : public HandshakingConnection,
   void begin(std::unique_ptr<Link> link);
   // There will be no link. Does nothing when the connection was closed meanwhile.
   void fail(const Error& error);
-  // The same, because connect() failed with `error` at an address which is this host's or not.
-  void fail_to_connect(int error, bool same_host);
+  // The same, because connect() failed with `error`.
+  void fail_to_connect(int error);
   [[nodiscard]] bool no_process_listens() const override { return no_process_listens_.load(); }
   // The error of a connection that could not be made: connect to "tcp://..." failed: `error`.
   // `overloaded` if that was for want of something here, else `disconnected`.

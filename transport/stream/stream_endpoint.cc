@@ -308,7 +308,7 @@ void StreamEndpointState::start_shm(const std::string& name,
   // connect() on a Unix socket with a full backlog fails with EAGAIN instead of completing later:
   // retry from a timer.
   if (errno != EAGAIN || attempt * kConnectRetryPause >= options_.handshake_timeout)
-    return connection->fail_to_connect(errno, true);
+    return connection->fail_to_connect(errno);
   thread_->post_at(std::chrono::steady_clock::now() + kConnectRetryPause,
                    [weak = weak_from_this(), name, connection, attempt] {
                      const auto self = weak.lock();
@@ -329,16 +329,15 @@ void StreamEndpointState::start_tcp(const std::string& address,
   base::Descriptor socket = open_socket(reserve_, ip->address.ss_family);
   if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&ip->address), ip->bytes) == 0)
     return begin_tcp(connection, std::move(socket));
-  if (const int error = errno; error != EINPROGRESS)
-    return connection->fail_to_connect(error, ip->is_of_this_host());
+  if (const int error = errno; error != EINPROGRESS) return connection->fail_to_connect(error);
   const auto step = SocketStep::start(
       *poller_, std::move(socket), true,
-      [connection, to = *ip](base::Descriptor& ready) {
+      [connection](base::Descriptor& ready) {
         int error = 0;
         socklen_t bytes = sizeof(error);
         if (::getsockopt(ready.get(), SOL_SOCKET, SO_ERROR, &error, &bytes) != 0) error = errno;
         if (error != 0) {
-          connection->fail_to_connect(error, to.is_of_this_host());
+          connection->fail_to_connect(error);
         } else {
           begin_tcp(connection, std::move(ready));
         }
