@@ -168,6 +168,19 @@ class CountAtEnd {
   std::atomic<std::uint64_t>* count_ = nullptr;
 };
 
+// It is routed without its tensors: what else it brings is taken note of, and its call or its pass
+// gets the error.
+void note_missing_buffers(InMessage& message, const WorkerInfo& self) {
+  Error why(ErrorCode::overloaded, "a message of " + std::to_string(total_bytes(message.raw)) +
+                                       " bytes cannot be received by " + to_string(self) +
+                                       ": out of memory");
+  if (message.view.kind() == wire::kTransfer) throw why;
+  message.arrival = std::make_unique<Arrival>();
+  message.arrival->error = std::move(why);
+  message.arrival->bytes = total_bytes(message.raw);
+  message.arrival->read = std::chrono::steady_clock::now();
+}
+
 }  // namespace
 
 // The endpoints let all frames be as long as those of membership.
@@ -200,6 +213,8 @@ void Agent::on_message(const std::shared_ptr<transport::Connection>& connection,
     // The message is not sent again: a short lack of memory for a long name is waited for.
     WorkerInfo sender = base::patiently([&] { return from; });
     InMessage message(std::move(bytes), std::move(sender));
+    if (transport::lacks_buffers(message.raw)) [[unlikely]]
+      note_missing_buffers(message, self_);
     if (message.view.section(wire::kDevices) != nullptr && wire::is_work(kind)) [[unlikely]] {
       received.leave();  // once its transfers have come
       on_device_message(connection, std::move(message), call_id);

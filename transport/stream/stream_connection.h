@@ -25,7 +25,7 @@ namespace stitch::transport {
 //
 // A large message begins when the endpoint's receive budget has room for it. Until then nothing is
 // read; nor is it while the owner says so (pause_reading), except for what is left of a peer that
-// has gone. When memory runs out, this connection ends and nothing else.
+// has gone. A message whose buffers cannot be allocated arrives without them (lacks_buffers()).
 //
 // Thread contract: as Connection. No lock is held in callbacks.
 class StreamConnection final : public HandshakingConnection,
