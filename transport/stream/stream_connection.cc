@@ -269,18 +269,14 @@ void StreamConnection::shut() {
 }
 
 // The thread that polls drops the link, once: nothing is read or written any more.
-void StreamConnection::end(const Error& error) {
+void StreamConnection::end(const Error& error) noexcept {
   StreamSender::Effects effects;
   if (!sender_.end(reason().value_or(error), effects)) return;
   poller_->remove(source_id_);
   link_to_read_ = nullptr;
-  try {
-    budget_->give_back(source_id_);
-    reader_.clear();
-    sender_.complete(effects);
-  } catch (...) {
-    // A callback has thrown: the owner is told of the end all the same.
-  }
+  budget_->give_back(source_id_);
+  reader_.clear();
+  sender_.complete(effects);
   ended(error);
 }
 

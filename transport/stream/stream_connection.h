@@ -99,7 +99,7 @@ class StreamConnection final : public HandshakingConnection,
   void insist_later(std::uint64_t wait);
   void read_again() noexcept;
   void watch_reading();
-  void end(const Error& error);
+  void end(const Error& error) noexcept;
   void deliver(Message message);
   [[nodiscard]] std::shared_ptr<StreamConnection> self() {
     return std::static_pointer_cast<StreamConnection>(shared_from_this());
