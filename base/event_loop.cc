@@ -3,7 +3,6 @@
 #include <pthread.h>
 #include <uv.h>
 
-#include <functional>
 #include <map>
 #include <memory>
 #include <system_error>
@@ -16,7 +15,6 @@
 #include "stitch/base/errno_text.h"
 #include "stitch/base/error.h"
 #include "stitch/base/mutex.h"
-#include "stitch/base/reserve.h"
 #include "stitch/base/signals.h"
 
 namespace stitch::base {
@@ -83,13 +81,7 @@ class EventLoop::Impl {
     // keep that check from ending.
     if (when <= last_check_) when = last_check_ + Clock::duration(1);
     const auto at = timers_.emplace_hint(timers_.end(), Key{when, id}, std::move(task));
-    try {
-      by_id_.emplace_hint(by_id_.end(), id, at);
-    } catch (...) {
-      task = std::move(at->second);
-      timers_.erase(at);
-      throw;
-    }
+    by_id_.emplace_hint(by_id_.end(), id, at);
     if (when < next_check_) {
       next_check_ = when;
       wake();
@@ -125,17 +117,22 @@ class EventLoop::Impl {
 
  private:
   static constexpr std::size_t kThreadNameBytes = 15;
-  // When a timer runs again that had no memory for what it does.
-  static constexpr std::chrono::milliseconds kWithoutMemory{10};
   using Key = std::pair<Time, TimerId>;
-  // From the reserve where there is no other memory: what is to end has its timer.
-  using Timers = std::map<Key, Task, std::less<>,
-                          ReservedAllocator<std::pair<const Key, Task>, std::allocator>>;
+  using Timers = std::map<Key, Task>;
 
   void run() noexcept {
     const CallbackScope callbacks;
     uv_run(&loop_, UV_RUN_DEFAULT);
     uv_loop_close(&loop_);
+  }
+
+  // One that throws ends, the thread goes on.
+  static void run_task(Task& task) noexcept {
+    try {
+      task();
+    } catch (...) {
+      return;
+    }
   }
 
   // Not called once closing_ is set, so the handle is never signalled after it is closed.
@@ -154,11 +151,7 @@ class EventLoop::Impl {
       closing = closing_;
     }
     for (Task& task : running_) {
-      try {
-        task();
-      } catch (...) {
-        // Out of memory, for example: the task ends, the thread goes on.
-      }
+      run_task(task);
       task = nullptr;
     }
     running_.clear();
@@ -177,7 +170,6 @@ class EventLoop::Impl {
     }
     for (;;) {
       Timers::node_type due;
-      decltype(by_id_)::node_type named;
       {
         const MutexLock lock(mutex_);
         if (closing_) return;  // on_wake() runs once more and closes
@@ -186,19 +178,9 @@ class EventLoop::Impl {
           break;
         }
         due = timers_.extract(timers_.begin());
-        named = by_id_.extract(due.key().second);
+        by_id_.erase(due.key().second);
       }
-      try {
-        due.mapped()();
-      } catch (const std::bad_alloc&) {
-        // What ends calls and sends heartbeats must not stop for good: a little later, again.
-        due.key().first = now + kWithoutMemory;
-        const MutexLock lock(mutex_);
-        named.mapped() = timers_.insert(std::move(due)).position;
-        by_id_.insert(std::move(named));
-      } catch (...) {
-        // It ends, the thread goes on.
-      }
+      run_task(due.mapped());
     }
     set_timer();
   }
@@ -258,10 +240,7 @@ class EventLoop::Impl {
   bool wake_pending_ STITCH_GUARDED_BY(mutex_) = false;  // on_wake() will run
   std::vector<Task> tasks_ STITCH_GUARDED_BY(mutex_);
   Timers timers_ STITCH_GUARDED_BY(mutex_);
-  // No table of buckets, for which the reserve may be too small.
-  std::map<TimerId, Timers::iterator, std::less<>,
-           ReservedAllocator<std::pair<const TimerId, Timers::iterator>, std::allocator>>
-      by_id_ STITCH_GUARDED_BY(mutex_);
+  std::map<TimerId, Timers::iterator> by_id_ STITCH_GUARDED_BY(mutex_);
   TimerId next_id_ STITCH_GUARDED_BY(mutex_) = 1;
   Time next_check_ STITCH_GUARDED_BY(mutex_) =
       Time::max();  // when the loop next checks timers_ by itself

@@ -48,7 +48,7 @@ void TaskThread::run_all(Tasks& batch) noexcept {
     try {
       task();
     } catch (...) {
-      // Out of memory, for example: the task ends, the thread goes on.
+      // The task ends, the thread goes on.
     }
     task = nullptr;
   }

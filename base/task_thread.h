@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "stitch/base/mutex.h"
-#include "stitch/base/reserve.h"
 #include "stitch/base/unique_function.h"
 
 namespace stitch::base {
@@ -45,7 +44,7 @@ class TaskThread {
     return left.due != right.due ? left.due > right.due : left.sequence > right.sequence;
   }
   void run();
-  using Tasks = std::vector<Task, ReservedAllocator<Task, std::allocator>>;
+  using Tasks = std::vector<Task>;
   static void run_all(Tasks& batch) noexcept;
 
   Mutex mutex_;

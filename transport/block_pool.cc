@@ -25,12 +25,12 @@ static_assert(BlockPool::kSmallest / 4 >= kPage);
               "buffer of " + std::to_string(bytes) + " bytes cannot be allocated: out of memory");
 }
 
-// Mapped memory aligned to a huge page; the excess around it is unmapped.
-[[nodiscard]] void* map_huge(std::size_t bytes) {
+// Mapped memory aligned to a huge page; the excess around it is unmapped. Null: there is none.
+[[nodiscard]] void* map_huge(std::size_t bytes) noexcept {
   const std::size_t mapped = bytes + kHugePage;
   void* const all =
       ::mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (all == MAP_FAILED) no_memory(bytes);
+  if (all == MAP_FAILED) return nullptr;
   auto* const begin = static_cast<std::byte*>(all);
   const std::size_t before =
       (kHugePage - reinterpret_cast<std::uintptr_t>(begin) % kHugePage) % kHugePage;
@@ -56,8 +56,18 @@ BlockPool::~BlockPool() {
   }
 }
 
-// `bytes` is a block size: a multiple of 4096.
 BlockPool::Block BlockPool::from_system(std::size_t bytes) {
+  Block block = try_system(bytes);
+  if (block.at == nullptr) {
+    static_cast<void>(trim(Clock::time_point::max()));
+    block = try_system(bytes);
+  }
+  if (block.at == nullptr) no_memory(bytes);
+  return block;
+}
+
+// `bytes` is a block size: a multiple of 4096.
+BlockPool::Block BlockPool::try_system(std::size_t bytes) noexcept {
   if (bytes >= kHugePage) return {map_huge(bytes), bytes, true};
   if (mapped_small_.fetch_add(1) < kMaxMappedSmall) {
     void* const at =
@@ -65,9 +75,7 @@ BlockPool::Block BlockPool::from_system(std::size_t bytes) {
     if (at != MAP_FAILED) return {at, bytes, true};
   }
   mapped_small_.fetch_sub(1);
-  void* const at = std::aligned_alloc(kPage, bytes);
-  if (at == nullptr) no_memory(bytes);
-  return {at, bytes, false};
+  return {std::aligned_alloc(kPage, bytes), bytes, false};
 }
 
 void BlockPool::to_system(const Block& block) noexcept {
@@ -134,11 +142,7 @@ std::vector<BlockPool::Block> BlockPool::use(std::size_t bytes) {
       if (blocks.empty()) continue;
       if (oldest == nullptr || blocks.front().since < oldest->front().since) oldest = &blocks;
     }
-    try {
-      dropped.push_back(oldest->front().block);
-    } catch (const std::bad_alloc&) {
-      break;  // it stays for now
-    }
+    dropped.push_back(oldest->front().block);
     statistics_.kept_bytes -= dropped.back().bytes;
     oldest->pop_front();
   }
@@ -153,12 +157,8 @@ void BlockPool::give_back(const Block& block) noexcept {
     statistics_.used_bytes -= block.bytes;
     keep = statistics_.kept_bytes + block.bytes <= max_kept_bytes_ && !full(block.bytes);
     if (keep) {
-      try {
-        kept_[block.bytes].push_back({block, Clock::now()});
-        first = std::exchange(statistics_.kept_bytes, statistics_.kept_bytes + block.bytes) == 0;
-      } catch (const std::bad_alloc&) {
-        keep = false;
-      }
+      kept_[block.bytes].push_back({block, Clock::now()});
+      first = std::exchange(statistics_.kept_bytes, statistics_.kept_bytes + block.bytes) == 0;
     }
   }
   if (!keep) to_system(block);

@@ -36,7 +36,8 @@ class BlockPool : public std::enable_shared_from_this<BlockPool> {
   BlockPool(const BlockPool&) = delete;
   BlockPool& operator=(const BlockPool&) = delete;
 
-  // As an Allocator: uninitialised memory aligned to 64. Below kSmallest from the heap.
+  // As an Allocator: uninitialised memory aligned to 64. Below kSmallest from the heap. Where the
+  // system has none, the unused blocks go back to it first. Throws Error(overloaded).
   [[nodiscard]] Buffer allocate(Device device, std::size_t bytes) STITCH_EXCLUDES(mutex_);
   // Frees blocks that have been unused since before `since`. True when unused blocks remain: to be
   // called again. "Lately" is since the call before the last.
@@ -66,6 +67,8 @@ class BlockPool : public std::enable_shared_from_this<BlockPool> {
     Clock::time_point since;
   };
   [[nodiscard]] Block from_system(std::size_t bytes);
+  // Nothing where there is no memory.
+  [[nodiscard]] Block try_system(std::size_t bytes) noexcept;
   void to_system(const Block& block) noexcept;
   void give_back(const Block& block) noexcept STITCH_EXCLUDES(mutex_);
   // Counts `bytes` as in use; takes out the unused blocks that are too many then.

@@ -33,7 +33,7 @@ class ConnectionSet {
     if (connections_.empty()) empty_.notify_all();
   }
   // From now on nothing can be added. Returns the connections to close; nullopt from the second
-  // call on. Nothing has changed if this throws.
+  // call on.
   [[nodiscard]] std::optional<std::vector<Pointer>> close() STITCH_EXCLUDES(mutex_) {
     base::MutexLock lock(mutex_);
     if (closed_) return std::nullopt;

@@ -42,7 +42,8 @@ struct ConnectionEvents {
   // The handshake has succeeded: connection.peer() is valid. Before the first on_message.
   std::function<void(const std::shared_ptr<Connection>&)> on_open;
   // A message arrived, in the order of the peer's sends, except that small messages may overtake
-  // those above 32 KiB.
+  // those above 32 KiB. Without its buffers where the allocator had no memory (lacks_buffers()); an
+  // endpoint that cannot do that ends the connection.
   std::function<void(const std::shared_ptr<Connection>&, Message)> on_message;
   // Chooses the memory for a received buffer that is sent beside a frame; called for each in order,
   // once the frame has arrived and before the buffer's bytes. Returns a Buffer of exactly `bytes`
@@ -83,6 +84,11 @@ class Connection {
   // Whether nothing is read now for a reason on this side: the peer's silence proves nothing. Takes
   // no lock that is held while callbacks run.
   [[nodiscard]] virtual bool holds_back() const { return false; }
+  // When something of the peer last arrived, to some milliseconds: bytes, or where the endpoint
+  // does not see these, messages. Likewise.
+  [[nodiscard]] virtual std::chrono::steady_clock::time_point heard() const {
+    return std::chrono::steady_clock::now();
+  }
   // Whether all that passes is known to stay within this kernel. REQUIRES: on_open has been called.
   [[nodiscard]] virtual bool within_host() const { return false; }
   // Called near the end of the last piece of deferred work: the rest of it will not block, so this
@@ -96,7 +102,6 @@ class Connection {
   // nothing.
   virtual void close(const Error& reason) = 0;
   // Once it has ended: whether it could not be made because no process listens at the address.
-  // Known for addresses of this host only.
   [[nodiscard]] virtual bool no_process_listens() const { return false; }
   // A name for error texts: "shm://…", "loopback:3".
   [[nodiscard]] virtual std::string describe() const = 0;

@@ -1,11 +1,10 @@
 #include "stitch/transport/handshaking_connection.h"
 
+#include <time.h>
+
 #include <exception>
-#include <new>
 #include <utility>
 #include <vector>
-
-#include "stitch/base/patience.h"
 
 namespace stitch::transport {
 
@@ -24,7 +23,19 @@ HandshakingConnection::HandshakingConnection(const EndpointOptions& options, Rol
             }
             if (events_.check_peer) events_.check_peer(peer);
           }),
-      events_(std::move(events)) {}
+      events_(std::move(events)) {
+  note_heard();
+}
+
+// The coarse clock costs a few nanoseconds.
+void HandshakingConnection::note_heard() noexcept {
+  timespec now{};
+  clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+  heard_.store(std::chrono::duration_cast<std::chrono::steady_clock::duration>(
+                   std::chrono::seconds(now.tv_sec) + std::chrono::nanoseconds(now.tv_nsec))
+                   .count(),
+               std::memory_order_relaxed);
+}
 
 void HandshakingConnection::when_open(Transmit transmit) {
   if (!open_.load(std::memory_order_acquire)) {
@@ -62,33 +73,20 @@ std::optional<Error> HandshakingConnection::reason() const {
   return reason_;
 }
 
-void HandshakingConnection::close(const Error& reason) {
+void HandshakingConnection::close(const Error& reason) noexcept {
   {
     base::MutexLock lock(mutex_);
-    if (stage_ == Stage::closed && shut_called_) return;
+    if (stage_ == Stage::closed) return;
     stage_ = Stage::closed;
     open_.store(false, std::memory_order_release);
     if (!reason_) reason_ = reason;
-    shut_called_ = true;
   }
   report_unsent();
-  try {
-    base::patiently([&] { shut(); });
-  } catch (...) {
-    base::MutexLock lock(mutex_);
-    shut_called_ = false;
-    throw;
-  }
+  shut();
 }
 
-// A short lack of memory is waited for: what the task needs is in this object.
 void HandshakingConnection::on_thread(void (HandshakingConnection::*task)()) {
-  const auto self = shared_from_this();
-  try {
-    base::patiently([&] { thread_->post([self, task] { (*self.*task)(); }); });
-  } catch (const std::bad_alloc&) {
-    (this->*task)();
-  }
+  thread_->post([self = shared_from_this(), task] { (*self.*task)(); });
 }
 
 void HandshakingConnection::report_unsent() {
@@ -110,11 +108,7 @@ void HandshakingConnection::fail_unsent() {
       queue_.pop_front();
       reason = reason_;
     }
-    try {
-      transmit(reason);
-    } catch (const std::exception&) {
-      // The others are told, and the connection ends, all the same.
-    }
+    transmit(reason);
   }
 }
 
@@ -229,12 +223,10 @@ Buffer HandshakingConnection::place(const base::Bytes& frame, std::size_t bytes)
   return events_.place(shared_from_this(), frame, bytes);
 }
 
-// A connection that did not end for want of memory would keep its endpoint from ending.
-void HandshakingConnection::ended(const Error& error) {
+void HandshakingConnection::ended(const Error& error) noexcept {
   {
     base::MutexLock lock(mutex_);
     stage_ = Stage::closed;
-    shut_called_ = true;
     open_.store(false, std::memory_order_release);
     if (!reason_) reason_ = error;
   }

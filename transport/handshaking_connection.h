@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <list>
 #include <memory>
@@ -33,7 +34,11 @@ class HandshakingConnection : public Connection,
                               public std::enable_shared_from_this<HandshakingConnection> {
  public:
   [[nodiscard]] const Hello& peer() const override { return handshake_.peer(); }
-  void close(const Error& reason) override;
+  [[nodiscard]] std::chrono::steady_clock::time_point heard() const override {
+    return std::chrono::steady_clock::time_point(
+        std::chrono::steady_clock::duration(heard_.load(std::memory_order_relaxed)));
+  }
+  void close(const Error& reason) noexcept override;
 
  protected:
   // Sends one message (no error), or reports to its sender that it will not be sent.
@@ -53,7 +58,8 @@ class HandshakingConnection : public Connection,
   [[nodiscard]] std::optional<Error> reason() const;
 
   // Reader side.
-  void start();  // sends our hello and starts the handshake timeout
+  void note_heard() noexcept;  // something of the peer has arrived
+  void start();                // sends our hello and starts the handshake timeout
   [[nodiscard]] bool in_handshake() const noexcept {
     return handshake_.state() != Handshake::State::open;
   }
@@ -68,10 +74,9 @@ class HandshakingConnection : public Connection,
   [[nodiscard]] Buffer place(const base::Bytes& frame, std::size_t bytes);
   // The last call of the reader side: the stream has ended. `error` is the reason unless there is
   // one already.
-  void ended(const Error& error);
+  void ended(const Error& error) noexcept;
 
-  // Hooks. shut() ends the stream; later, on any thread, the concrete connection calls ended(). It
-  // may be repeated after it threw.
+  // Hooks. shut() ends the stream; later, on any thread, the concrete connection calls ended().
   virtual void transmit_handshake(base::Bytes message) = 0;
   // The handshake has succeeded: everything after its last messages, in both directions, is to be
   // protected where others could read or change it. Before anything else is sent. Reader side.
@@ -86,7 +91,7 @@ class HandshakingConnection : public Connection,
 
   void open();
   void refuse();
-  // Runs it on the endpoint's thread; where there is no memory for that, on this one.
+  // Runs it on the endpoint's thread.
   void on_thread(void (HandshakingConnection::*task)());
   void report_unsent() STITCH_EXCLUDES(mutex_);
   // On the endpoint's thread.
@@ -106,11 +111,10 @@ class HandshakingConnection : public Connection,
   ConnectionEvents events_;
   int after_refusal_ = 0;  // messages; reader side only
 
+  std::atomic<std::chrono::steady_clock::rep> heard_{0};
   std::atomic<bool> open_{false};  // a copy of stage_ == open: sends need no lock
   mutable base::Mutex mutex_;
   Stage stage_ STITCH_GUARDED_BY(mutex_) = Stage::connecting;
-  // In closed: nothing is left to be shut. Else a close() found no memory, and the next one shuts.
-  bool shut_called_ STITCH_GUARDED_BY(mutex_) = false;
   std::list<Transmit> queue_ STITCH_GUARDED_BY(mutex_);
   std::optional<Error> reason_ STITCH_GUARDED_BY(mutex_);
 };

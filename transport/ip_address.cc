@@ -1,7 +1,6 @@
 #include "stitch/transport/ip_address.h"
 
 #include <arpa/inet.h>
-#include <ifaddrs.h>
 #include <netinet/in.h>
 #include <unistd.h>
 
@@ -73,26 +72,6 @@ bool IpAddress::is_loopback() const noexcept {
   }
   const auto& v6 = reinterpret_cast<const sockaddr_in6&>(address);
   return address.ss_family == AF_INET6 && IN6_IS_ADDR_LOOPBACK(&v6.sin6_addr);
-}
-
-bool IpAddress::is_of_this_host() const noexcept {
-  if (is_loopback()) return true;
-  ifaddrs* all = nullptr;
-  if (::getifaddrs(&all) != 0) return false;
-  bool found = false;
-  for (const ifaddrs* each = all; each != nullptr && !found; each = each->ifa_next) {
-    if (each->ifa_addr == nullptr || each->ifa_addr->sa_family != address.ss_family) continue;
-    if (address.ss_family == AF_INET) {
-      const auto& own = reinterpret_cast<const sockaddr_in&>(*each->ifa_addr);
-      found = own.sin_addr.s_addr == reinterpret_cast<const sockaddr_in&>(address).sin_addr.s_addr;
-    } else if (address.ss_family == AF_INET6) {
-      const auto& own = reinterpret_cast<const sockaddr_in6&>(*each->ifa_addr);
-      found = IN6_ARE_ADDR_EQUAL(&own.sin6_addr,
-                                 &reinterpret_cast<const sockaddr_in6&>(address).sin6_addr);
-    }
-  }
-  ::freeifaddrs(all);
-  return found;
 }
 
 }  // namespace stitch::transport

@@ -23,10 +23,6 @@ struct IpAddress {
   // Whether only processes of this host can listen there: 127.0.0.0/8 or ::1.
   [[nodiscard]] bool is_loopback() const noexcept;
 
-  // Whether only this host can answer there: is_loopback(), or the address of one of its
-  // interfaces.
-  [[nodiscard]] bool is_of_this_host() const noexcept;
-
   // Binds a socket here and closes it again. Throws Error(disconnected) naming `name` when that
   // fails.
   void check_bindable(const std::string& name) const;

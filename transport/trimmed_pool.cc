@@ -18,15 +18,11 @@ class Trimmer : public std::enable_shared_from_this<Trimmer> {
   void trim_later() noexcept {
     const auto loop = loop_.lock();
     if (!loop || timer_runs_.exchange(true)) return;
-    try {
-      loop->call_at(BlockPool::Clock::now() + unused_for_ / 2, [self = shared_from_this()] {
-        self->timer_runs_ = false;  // first: what is given back meanwhile is seen, or asks again
-        const auto pool = self->pool_.lock();
-        if (pool && pool->trim(BlockPool::Clock::now() - self->unused_for_)) self->trim_later();
-      });
-    } catch (...) {
-      timer_runs_ = false;  // out of memory: the next block that is given back asks again
-    }
+    loop->call_at(BlockPool::Clock::now() + unused_for_ / 2, [self = shared_from_this()] {
+      self->timer_runs_ = false;  // first: what is given back meanwhile is seen, or asks again
+      const auto pool = self->pool_.lock();
+      if (pool && pool->trim(BlockPool::Clock::now() - self->unused_for_)) self->trim_later();
+    });
   }
 
  private:

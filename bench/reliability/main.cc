@@ -2,6 +2,7 @@
 // restarted. See `stitch-reliability --help`.
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <stdexcept>
 #include <string>
@@ -56,9 +57,16 @@ constexpr const char* kHelp =
         --seconds N         of each measure (10)
 
 bench/reliability/netem runs chaos and detection between two network namespaces with loss and delay.
+In chaos and detection heartbeat_timeout is 1.5 s and reconnect_timeout 1 s.
 Variables of stitch (STITCH_TRANSPORTS, STITCH_HEARTBEAT_TIMEOUT, STITCH_DUMP_DIR, ...) count. A
 worker that hangs is ended by SIGABRT: with STITCH_DUMP_DIR it leaves a dump.
 )";
+
+// What is stopped or parted is to be noticed within a run. Variables count.
+void notice_soon() {
+  ::setenv("STITCH_HEARTBEAT_TIMEOUT", "1500ms", 0);
+  ::setenv("STITCH_RECONNECT_TIMEOUT", "1s", 0);
+}
 
 int run_chaos(const std::vector<std::string>& words) {
   const Flags flags(words, {"processes", "duration", "every", "events", "work", "seed", "threads",
@@ -118,9 +126,10 @@ int run_program(const std::vector<std::string>& words) {
   }
   const std::string& what = words.front();
   const std::vector<std::string> rest(words.begin() + 1, words.end());
+  if (what == "neighbours") return run_neighbours(rest);
+  notice_soon();
   if (what == "chaos") return run_chaos(rest);
   if (what == "detection") return run_detection(rest);
-  if (what == "neighbours") return run_neighbours(rest);
   throw std::invalid_argument("\"" + what +
                               "\" is unknown; there are chaos, detection, neighbours");
 }

@@ -42,10 +42,8 @@ Agent::Agent(Options options, WorkerInfo self, std::shared_ptr<base::EventLoop> 
     graceful_shutdown_->on_message(std::move(message));
   });
   set_frame_handler(wire::kDump, [this](InMessage message) { dumps_.on_asked(message.from); });
-  for (const std::uint16_t kind : {wire::kHeartbeat, wire::kMembership}) {
-    set_frame_handler(kind,
-                      [this](InMessage message) { membership_->on_frame(std::move(message)); });
-  }
+  set_frame_handler(wire::kMembership,
+                    [this](InMessage message) { membership_->on_frame(std::move(message)); });
   set_frame_handler(wire::kTransfer,
                     [this](InMessage message) { device_tensors_.on_transfer_frame(message); });
   for (const auto factory : extension_factories()) extensions_.push_back(factory(*this));
@@ -55,7 +53,7 @@ Agent::~Agent() {
   // A worker whose start failed was never shut down: its endpoints must be quiet before anything
   // here is destroyed. Transfers use them, and the sender.
   if (device_tensors_.has_transfers()) device_tensors_.stop_transfers();
-  if (peers_) peers_->close_once_memory_allows();
+  if (peers_) peers_->close();
 }
 
 void Agent::start(std::unique_ptr<PeerTable> peers, const std::vector<Member>& members,
@@ -110,9 +108,15 @@ void Agent::start(std::unique_ptr<PeerTable> peers, const std::vector<Member>& m
              const base::CallbackScope callback;
              membership_->on_notice(connection, from, message);
            },
+       .on_heartbeat =
+           [this](const WorkerInfo& from, std::uint64_t digest) {
+             const base::CallbackScope callback;
+             membership_->on_heartbeat(from, digest);
+           },
        .obituary = [this](const WorkerInfo& info) { return membership_->obituary(info); },
        .deadline = [this](std::uint64_t call) { return outgoing_calls_.deadline(call); }});
   membership_->begin_ticks();
+  peers_->begin_heartbeats(options_.heartbeat_interval);
 }
 
 void Agent::set_membership(MembershipHooks hooks) { membership_->set_hooks(std::move(hooks)); }
@@ -164,6 +168,19 @@ class CountAtEnd {
   std::atomic<std::uint64_t>* count_ = nullptr;
 };
 
+// It is routed without its tensors: what else it brings is taken note of, and its call or its pass
+// gets the error.
+void note_missing_buffers(InMessage& message, const WorkerInfo& self) {
+  Error why(ErrorCode::overloaded, "a message of " + std::to_string(total_bytes(message.raw)) +
+                                       " bytes cannot be received by " + to_string(self) +
+                                       ": out of memory");
+  if (message.view.kind() == wire::kTransfer) throw why;
+  message.arrival = std::make_unique<Arrival>();
+  message.arrival->error = std::move(why);
+  message.arrival->bytes = total_bytes(message.raw);
+  message.arrival->read = std::chrono::steady_clock::now();
+}
+
 }  // namespace
 
 // The endpoints let all frames be as long as those of membership.
@@ -196,6 +213,8 @@ void Agent::on_message(const std::shared_ptr<transport::Connection>& connection,
     // The message is not sent again: a short lack of memory for a long name is waited for.
     WorkerInfo sender = base::patiently([&] { return from; });
     InMessage message(std::move(bytes), std::move(sender));
+    if (transport::lacks_buffers(message.raw)) [[unlikely]]
+      note_missing_buffers(message, self_);
     if (message.view.section(wire::kDevices) != nullptr && wire::is_work(kind)) [[unlikely]] {
       received.leave();  // once its transfers have come
       on_device_message(connection, std::move(message), call_id);
@@ -272,7 +291,6 @@ bool Agent::fail_call_of(const std::shared_ptr<transport::Connection>& connectio
       case wire::kErrorReply:
         outgoing_calls_.fail_answered(call_id, from, error);
         return true;
-      case wire::kHeartbeat:
       case wire::kMembership:
       case wire::kLeave:
         // For a lack of memory. It is as one that was lost: notices are repaired by lists and asked

@@ -185,7 +185,7 @@ void Agent::stop_everything(Clock::time_point deadline) {
   // A function that blocks where it must not (inline, on_ready) keeps a thread of the transports;
   // this thread must not wait for it without end.
   const bool closed = run_until(deadline, [self = shared_from_this()] {
-    self->peers_->close_once_memory_allows();
+    self->peers_->close();
     self->rendezvous_.reset();
     self->loop_->close();
   });

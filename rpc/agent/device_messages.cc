@@ -37,6 +37,7 @@ void Agent::on_device_message(const std::shared_ptr<transport::Connection>& conn
   std::optional<Error> failure;
   try {
     transfers = device_tensors_.announced(*message);
+    if (message->arrival) throw *message->arrival->error;  // its buffers are missing
     // What waits for its tensors is held here, as a request that waits for its turn.
     std::shared_ptr<PeerFlow> held;
     const char* exceeded = nullptr;

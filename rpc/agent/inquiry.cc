@@ -39,8 +39,8 @@ class RunningInquiry : public std::enable_shared_from_this<RunningInquiry> {
         if (!ended && next_ == at + 1) connection_ = connection;  // else it has failed already
       }
       if (ended) connection->close(answered());
-    } catch (...) {
-      failed(to_error(std::current_exception()));
+    } catch (const Error& error) {
+      failed(error);
     }
   }
 

@@ -46,9 +46,10 @@ struct Life {
   std::shared_ptr<Session> session;  // what is sent to it; constant
   std::shared_ptr<Session> echo;     // of this worker itself: its accepting half; else null
   std::unique_ptr<Peer> peer;  // guarded by the mutex of the PeerTable; the pointer is constant
-  std::atomic<std::chrono::steady_clock::rep> heard{0};  // when a message of it last arrived
-  std::optional<PeerFlow> flow;                          // constant once complete
-  std::atomic<bool> sent{false};                         // something to it, since the last tick
+  // When something of it last arrived: as of the last PeerTable::links(), or the end of a
+  // connection.
+  std::atomic<std::chrono::steady_clock::rep> heard{0};
+  std::optional<PeerFlow> flow;   // constant once complete
   std::atomic<bool> over{false};  // dead, left, or followed by another: its messages are dropped
   std::atomic<bool> announced{false};      // the extensions know of it: it may connect
   std::atomic<bool> loss_reported{false};  // to the extensions, too

@@ -2,12 +2,9 @@
 #include "stitch/rpc/agent/membership_service.h"
 
 #include <cstdio>
-#include <exception>
 #include <utility>
 
-#include "stitch/base/byte_io.h"
 #include "stitch/base/callback_scope.h"
-#include "stitch/base/patience.h"
 #include "stitch/rpc/agent/agent.h"
 #include "stitch/rpc/agent/graceful_shutdown.h"
 #include "stitch/rpc/message/frame_kinds.h"
@@ -59,13 +56,11 @@ void MembershipService::start(const std::vector<Member>& members) {
 
 void MembershipService::begin_ticks() {
   const auto interval = agent_.options().heartbeat_interval / MembershipProtocol::kTicks;
-  base::patiently([&] {
-    agent_.loop().call_at(Clock::now() + interval, [this, weak = agent_.weak_from_this()] {
-      const auto alive = weak.lock();
-      if (!alive || stopped_.load() || alive->forked()) return;
-      attempt("look after the connections of", agent_.self(), [this] { tick(); });
-      begin_ticks();
-    });
+  agent_.loop().call_at(Clock::now() + interval, [this, weak = agent_.weak_from_this()] {
+    const auto alive = weak.lock();
+    if (!alive || stopped_.load() || alive->forked()) return;
+    tick();
+    begin_ticks();
   });
 }
 
@@ -75,10 +70,10 @@ void MembershipService::tick() {
   const auto links = agent_.peers().links();
   std::vector<MembershipProtocol::Link> seen;
   for (const auto& link : links)
-    seen.push_back({link.life->info().id, link.life->info().epoch, link.heard, link.sent});
+    seen.push_back({link.life->info().id, link.life->info().epoch, link.heard});
   if (!joining_.load()) {
     for (const Life* life : agent_.peers().unconnected())
-      seen.push_back({life->info().id, life->info().epoch, {}, false, false});
+      seen.push_back({life->info().id, life->info().epoch, {}, false});
   }
   step([&](MembershipProtocol& protocol) { return protocol.on_tick(Clock::now(), seen); });
 }
@@ -87,41 +82,30 @@ void MembershipService::tick() {
 
 template <class F>
 void MembershipService::step(F&& change) {
-  base::patiently([&] {
-    std::list<Effects> added(1);  // once the protocol has changed, nothing takes memory
+  {
     base::MutexLock lock(mutex_);
     if (!protocol_ || stopped_.load()) return;
-    added.front() = change(*protocol_);
-    if (!added.front().empty()) queue_.splice(queue_.end(), added);
-  });
+    Effects effects = change(*protocol_);
+    agent_.peers().tell_digest(protocol_->digest());
+    if (!effects.empty()) queue_.push_back(std::move(effects));
+  }
   drain();
 }
 
-// What cannot be done is said and left out: everything else goes on.
-template <class F>
-void MembershipService::attempt(const char* what, const WorkerInfo& about, F&& act) noexcept {
-  try {
-    act();
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "stitch: worker \"%s\" (id %u) cannot %s worker \"%s\" (id %u): %s\n",
-                 agent_.self().name.c_str(), agent_.self().id.value(), what, about.name.c_str(),
-                 about.id.value(), error.what());
-  }
-}
-
-void MembershipService::drain() {
+void MembershipService::drain() noexcept {
   for (bool first = true;; first = false) {
-    std::list<Effects> next;
+    Effects next;
     {
       base::MutexLock lock(mutex_);
       if (first && draining_) return;
       draining_ = !queue_.empty();
       if (queue_.empty()) return;
-      next.splice(next.end(), queue_, queue_.begin());
+      next = std::move(queue_.front());
+      queue_.pop_front();
     }
-    if (perform(next.front())) continue;
+    if (perform(next)) continue;
     base::MutexLock lock(mutex_);
-    queue_.splice(queue_.begin(), next);
+    queue_.push_front(std::move(next));
     const auto& about = queue_.front().events.front().card.info;
     const Life* life = agent_.peers().life(about);
     if (life != nullptr && life->loss_reported.load()) continue;  // meanwhile
@@ -130,40 +114,17 @@ void MembershipService::drain() {
   }
 }
 
-bool MembershipService::perform(Effects& effects) {
-  for (const auto& [to, why] : std::exchange(effects.lose, {})) {
-    attempt("end its connection to", to, [&, &peer = to, &reason = why] {
-      base::patiently([&] { agent_.peers().end(peer, reason, false, effects.has_left(peer)); });
-    });
-  }
+bool MembershipService::perform(Effects& effects) noexcept {
+  for (const auto& [peer, why] : std::exchange(effects.lose, {}))
+    agent_.peers().end(peer, why, false, effects.has_left(peer));
   while (!effects.events.empty()) {
-    bool told = true;
-    const MembershipProtocol::Event& event = effects.events.front();
-    attempt("deal with the news of", event.card.info, [&] { told = tell(event); });
-    if (!told) return false;
+    if (!tell(effects.events.front())) return false;
     effects.events.erase(effects.events.begin());
   }
-  for (const auto& each : effects.send) send(each.first, [&] { return out_message(each.second); });
-  if (!effects.heartbeats.empty()) {
-    const std::uint64_t digest = [this] {
-      base::MutexLock lock(mutex_);
-      return protocol_->digest();
-    }();
-    for (const WorkerInfo& to : effects.heartbeats) {
-      try {
-        OutMessage message(wire::kHeartbeat);
-        base::ByteWriter(message.frame.body()).write(digest);
-        agent_.send_control(to, std::move(message));
-      } catch (const std::exception&) {
-        // The worker is lost; or there is no memory, and another heartbeat follows.
-      }
-    }
-  }
-  for (const WorkerInfo& to : effects.reach)
-    attempt("connect to", to, [&] { agent_.peers().try_to_reach(to); });
-  for (const auto& each : effects.probes) attempt("probe", each.about, [&] { probe(each); });
-  for (const auto& each : effects.answers)
-    attempt("answer", each.notice.about, [&] { answer(each); });
+  for (const auto& [to, notice] : effects.send) send(to, notice);
+  for (const WorkerInfo& to : effects.reach) agent_.peers().try_to_reach(to);
+  for (const auto& each : effects.probes) probe(each);
+  for (const auto& each : effects.answers) answer(each);
   if (effects.leave_done) {
     base::MutexLock lock(mutex_);
     left_ = true;
@@ -181,20 +142,15 @@ bool MembershipService::tell(const MembershipProtocol::Event& event) {
   const char* const over = event.kind == Kind::dead ? "member declared dead" : "member left";
   PeerTable& peers = agent_.peers();
   switch (event.kind) {
-    case Kind::joined: {
+    case Kind::joined:
       record("member joined", event.card.info);
-      const Member member = base::patiently([&] { return see(event.card); });
-      base::patiently([&] { agent_.device_tensors().add({member.info, member.devices}); });
-      base::patiently([&] { agent_.graceful_shutdown().on_peer_joining(member.info); });
-      // Throws for a life that is known, but for one of which a try without memory has made part.
-      Life& life = *base::patiently([&] { return &peers.add_life(member); });
-      agent_.graceful_shutdown().on_peer_joined();
-      agent_.for_each_extension([&](Extension& extension) {
-        base::patiently([&] { extension.on_member_joined(life.info()); });
-      });
-      base::patiently([&] { peers.admit(life); });
+      try {
+        add_member(event.card);
+      } catch (const Error& error) {  // its name or id is another's
+        std::fprintf(stderr, "stitch: %s cannot take in %s: %s\n", to_string(agent_.self()).c_str(),
+                     to_string(event.card.info).c_str(), error.what());
+      }
       return true;
-    }
     case Kind::dead:
     case Kind::left: {
       Life* life = peers.life(event.card.info);
@@ -205,27 +161,35 @@ bool MembershipService::tell(const MembershipProtocol::Event& event) {
       }
       life->over.store(true, std::memory_order_release);
       if (!life->loss_reported.load() && !stopped_.load() && !peers.closing()) {
-        base::patiently([&] { peers.end(life->info(), event.reason, false); });
+        peers.end(life->info(), event.reason, false);
         if (!life->loss_reported.load()) return false;
       }
       record(over, life->info());
       agent_.for_each_extension([&](Extension& extension) {
-        base::patiently([&] {
-          if (event.kind == Kind::dead) {
-            extension.on_member_dead(life->info(), event.reason);
-          } else {
-            extension.on_member_left(life->info());
-          }
-        });
+        if (event.kind == Kind::dead) {
+          extension.on_member_dead(life->info(), event.reason);
+        } else {
+          extension.on_member_left(life->info());
+        }
       });
       return true;
     }
     case Kind::fenced:
       record("this worker fenced", agent_.self());
-      base::patiently([&] { agent_.fence(event.reason); });
+      agent_.fence(event.reason);
       return true;
   }
   return true;
+}
+
+void MembershipService::add_member(const MemberCard& card) {
+  const Member member = see(card);
+  agent_.device_tensors().add({member.info, member.devices});
+  agent_.graceful_shutdown().on_peer_joining(member.info);
+  Life& life = agent_.peers().add_life(member);
+  agent_.graceful_shutdown().on_peer_joined();
+  agent_.for_each_extension([&](Extension& extension) { extension.on_member_joined(life.info()); });
+  agent_.peers().admit(life);
 }
 
 // A life that was over before this worker heard of it: calls to it are to say so, and the layers
@@ -235,42 +199,21 @@ void MembershipService::remember(const MembershipProtocol::Event& over) {
   const bool left = over.kind == MembershipProtocol::Event::Kind::left;
   const Error why = left ? Error(ErrorCode::disconnected, "it has left") : over.reason;
   // Messages to a worker that is known look for its devices.
-  base::patiently([&] { agent_.device_tensors().add({info, {}}); });
+  agent_.device_tensors().add({info, {}});
   try {
-    base::patiently([&] {
-      return &agent_.peers().add_life({info, {}, {}});
-    })->announced.store(true);
+    agent_.peers().add_life({info, {}, {}}).announced.store(true);
   } catch (const Error&) {
     return;  // followed by another
   }
-  base::patiently([&] { agent_.peers().end(info, why, true); });
-  base::patiently([&] {
-    agent_.for_each_extension([&](Extension& extension) { extension.on_past_member(info, why); });
-  });
+  agent_.peers().end(info, why, true);
+  agent_.for_each_extension([&](Extension& extension) { extension.on_past_member(info, why); });
 }
 
-template <class Make>
-void MembershipService::send(const WorkerInfo& to, Make&& make) noexcept {
+void MembershipService::send(const WorkerInfo& to, const Notice& notice) {
   try {
-    base::patiently([&] { agent_.send_control(to, make()); });
+    agent_.send_control(to, out_message(notice));
   } catch (const Error&) {
     // The worker is lost, which the protocol is told.
-  } catch (...) {
-    // It would be waited for.
-    const Error error = to_error(std::current_exception());
-    attempt("give up", to, [&] {
-      agent_.peers().give_up(to, error.with_prefix("a notice of membership cannot be sent"));
-    });
-  }
-}
-
-void MembershipService::probe(const MembershipProtocol::Probe& probe) {
-  try {
-    begin_probe(probe);
-  } catch (...) {
-    // It would be taken for one that is under way.
-    base::patiently([&] { end_probe(probe.about, std::nullopt); });
-    throw;
   }
 }
 
@@ -281,7 +224,7 @@ void MembershipService::end_probe(const WorkerInfo& about, std::optional<bool> a
   });
 }
 
-void MembershipService::begin_probe(const MembershipProtocol::Probe& probe) {
+void MembershipService::probe(const MembershipProtocol::Probe& probe) {
   const WorkerInfo& about = probe.about;
   const Life* life = agent_.peers().life(about);
   if (life == nullptr || life->member.addresses.empty()) return end_probe(about, std::nullopt);
@@ -311,7 +254,6 @@ void MembershipService::begin_probe(const MembershipProtocol::Probe& probe) {
 
 void MembershipService::answer(const MembershipProtocol::Answer& answer) {
   std::shared_ptr<transport::Connection> connection;
-  auto message = base::patiently([&] { return bare_message(answer.notice); });
   {
     base::MutexLock lock(mutex_);
     const auto found = tickets_.find(answer.ticket);
@@ -319,7 +261,7 @@ void MembershipService::answer(const MembershipProtocol::Answer& answer) {
     connection = std::move(found->second);
     tickets_.erase(found);
   }
-  connection->send(std::move(message), [](const std::optional<Error>&) {});
+  connection->send(bare_message(answer.notice), [](const std::optional<Error>&) {});
   agent_.loop().call_at(Clock::now() + agent_.options().heartbeat_timeout,
                         [weak = agent_.weak_from_this(), over = std::weak_ptr(connection)] {
                           const auto alive = weak.lock();
@@ -338,18 +280,15 @@ void MembershipService::on_link_lost(const WorkerInfo& peer, const Error& reason
 }
 
 void MembershipService::on_frame(InMessage message) {
-  if (message.view.kind() == wire::kHeartbeat) {
-    base::ByteReader in(message.view.body(), "heartbeat");
-    const auto digest = in.read<std::uint64_t>();
-    in.expect_end();
-    step([&](MembershipProtocol& protocol) {
-      return protocol.on_heartbeat(message.from, digest, Clock::now());
-    });
-    return;
-  }
-  const Notice notice = base::patiently([&] { return Notice::read(message.view.body()); });
+  const Notice notice = Notice::read(message.view.body());
   step([&](MembershipProtocol& protocol) {
     return protocol.on_notice(message.from, notice, Clock::now());
+  });
+}
+
+void MembershipService::on_heartbeat(const WorkerInfo& from, std::uint64_t digest) {
+  step([&](MembershipProtocol& protocol) {
+    return protocol.on_heartbeat(from, digest, Clock::now());
   });
 }
 
@@ -367,7 +306,7 @@ void MembershipService::on_notice(const std::shared_ptr<transport::Connection>& 
     step([&](MembershipProtocol& protocol) {
       return protocol.on_notice(from, notice, Clock::now());
     });
-  } catch (const std::exception&) {
+  } catch (const Error&) {
     // The connection ends anyway.
   }
 }
@@ -379,19 +318,16 @@ void MembershipService::on_stranger(const std::shared_ptr<transport::Connection>
     if (notice.step != Notice::Step::join || notice.lives[0].card.info != stranger)
       throw Error(ErrorCode::protocol, to_string(stranger) + " is no member and asked nothing");
     on_join(connection, notice.lives[0].card);
-  } catch (...) {
-    connection->close(to_error(std::current_exception()));  // a joiner asks the next member
+  } catch (const Error& error) {
+    connection->close(error);  // a joiner asks the next member
   }
 }
 
 void MembershipService::on_join(const std::shared_ptr<transport::Connection>& connection,
                                 const MemberCard& card) {
-  std::uint64_t ticket = 0;
   step([&](MembershipProtocol& protocol) STITCH_NO_THREAD_SAFETY_ANALYSIS {
-    if (ticket == 0) {
-      tickets_.emplace(next_ticket_, connection);
-      ticket = next_ticket_++;
-    }
+    const std::uint64_t ticket = next_ticket_++;
+    tickets_.emplace(ticket, connection);
     return protocol.on_join(ticket, card, Clock::now());
   });
 }

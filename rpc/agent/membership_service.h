@@ -3,7 +3,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
-#include <list>
+#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
@@ -19,7 +19,7 @@ namespace stitch::rpc {
 
 class Agent;
 
-// Runs the MembershipProtocol of one worker: a timer for heartbeats, its frames, its probes over
+// Runs the MembershipProtocol of one worker: a timer for its looks, its frames, its probes over
 // connections of their own, and the events for the extensions, in their order. Part of its Agent.
 // Thread contract: any thread once start() has been called; effects are performed without its lock,
 // one after another, by the thread that finds none at it.
@@ -54,6 +54,7 @@ class MembershipService {
   // After everything else has been told.
   void on_link_lost(const WorkerInfo& peer, const Error& reason) STITCH_EXCLUDES(mutex_);
   void on_frame(InMessage message) STITCH_EXCLUDES(mutex_);
+  void on_heartbeat(const WorkerInfo& from, std::uint64_t digest) STITCH_EXCLUDES(mutex_);
   // Over connections that are not bound; null for that of a probe.
   void on_notice(const std::shared_ptr<transport::Connection>& connection, const WorkerInfo& from,
                  const transport::Message& message) STITCH_EXCLUDES(mutex_);
@@ -81,22 +82,17 @@ class MembershipService {
   [[nodiscard]] static transport::Message bare_message(const Notice& notice);
   // Throws Error(protocol) when `message` is no notice.
   [[nodiscard]] static Notice notice_in(const transport::Message& message);
-  // Changes the protocol under the lock, and has what follows performed. A short lack of memory is
-  // waited for: `change` may be called more than once.
+  // Changes the protocol under the lock, and has what follows performed.
   template <class F>
   void step(F&& change) STITCH_EXCLUDES(mutex_);
-  void drain() STITCH_EXCLUDES(mutex_);
+  void drain() noexcept STITCH_EXCLUDES(mutex_);
   // False: a loss has to be reported first; `effects` has what is left.
-  [[nodiscard]] bool perform(Effects& effects);
+  [[nodiscard]] bool perform(Effects& effects) noexcept;
   [[nodiscard]] bool tell(const MembershipProtocol::Event& event);
+  void add_member(const MemberCard& card);
   void record(const char* what, const WorkerInfo& about) const noexcept;
-  template <class F>
-  void attempt(const char* what, const WorkerInfo& about, F&& act) noexcept;
-  // Sends what `make` returns, which is called again where there was no memory.
-  template <class Make>
-  void send(const WorkerInfo& to, Make&& make) noexcept;
+  void send(const WorkerInfo& to, const Notice& notice);
   void probe(const MembershipProtocol::Probe& probe) STITCH_EXCLUDES(mutex_);
-  void begin_probe(const MembershipProtocol::Probe& probe) STITCH_EXCLUDES(mutex_);
   void end_probe(const WorkerInfo& about, std::optional<bool> answered) STITCH_EXCLUDES(mutex_);
   void answer(const MembershipProtocol::Answer& answer) STITCH_EXCLUDES(mutex_);
   void on_join(const std::shared_ptr<transport::Connection>& connection, const MemberCard& card)
@@ -122,8 +118,7 @@ class MembershipService {
   mutable base::Mutex mutex_;
   base::CondVar left_changed_;
   std::optional<MembershipProtocol> protocol_ STITCH_GUARDED_BY(mutex_);
-  // A list: what is taken out and put back takes no memory.
-  std::list<Effects> queue_ STITCH_GUARDED_BY(mutex_);
+  std::deque<Effects> queue_ STITCH_GUARDED_BY(mutex_);
   bool draining_ STITCH_GUARDED_BY(mutex_) = false;
   bool left_ STITCH_GUARDED_BY(mutex_) = false;
   std::uint64_t next_ticket_ STITCH_GUARDED_BY(mutex_) = 1;

@@ -227,11 +227,7 @@ void Peer::give_up(const Error& reason, Effects& effects) {
 }
 
 void Peer::lose(const Error& reason, Effects& effects) {
-  // What takes memory comes first: without it nothing has changed, and the peer is lost later.
   const Error over(ErrorCode::disconnected, reason.what());
-  const Error gone =
-      lost_ ? *lost_ : life_gone(info(), std::string(": ") + reason.what(), LifeName::with_id);
-  effects.close.reserve(effects.close.size() + 5);
   drop(bound_, over, effects);
   drop(own_, over, effects);
   drop(offered_, over, effects);
@@ -241,7 +237,7 @@ void Peer::lose(const Error& reason, Effects& effects) {
   retry_scheduled_ = false;
   if (lost_) return;
   effects.end = reason;
-  lost_ = gone;
+  lost_ = life_gone(info(), std::string(": ") + reason.what(), LifeName::with_id);
   if (!closing_) effects.lost = reason;
 }
 

@@ -53,11 +53,10 @@ using PeerConnectionPtr = std::shared_ptr<PeerConnection>;
 //
 // The end of the bound connection does not lose the peer: for `grace` both sides try to connect
 // again. It is lost when that time has passed, when no process listens at any of its addresses any
-// more, when it has sent GONE or broken the protocol, or when this worker gives it up. Before the
-// first connection its addresses are tried in turn, repeated for a second after the first failure,
-// or for five while the peer answers, except those where the peer has refused this worker or
-// another worker answers. An attempt that no call needs yet (try_to_connect()) is made once, and
-// costs nothing when it fails.
+// more, when it has sent GONE or broken the protocol, or when this worker gives it up. The first
+// connection is tried as long and likewise, except at addresses where the peer has refused this
+// worker or another worker answers. An attempt that no call needs yet (try_to_connect()) is made
+// once, and loses the peer only where no process listens.
 //
 // Pure state, under the lock of its PeerTable: calls nothing but the clock, returns effects. Not
 // thread-safe.
@@ -115,8 +114,6 @@ class Peer {
   // The same once, for the first connection, while no call needs one: the peer is not lost when
   // that fails. connect() makes it an attempt like any other.
   void try_to_connect(Effects& effects);
-  // Whether on_timer() is due though no timer says so: memory was short when it was to be set.
-  [[nodiscard]] bool forgotten() const noexcept;
 
   // ---- ending
   // The peer is lost as soon as its bound connection has ended.
@@ -227,7 +224,6 @@ class Peer {
   Clock::time_point retry_at_{};
   std::optional<Error> failure_;
   Clock::time_point own_since_{};      // its last step
-  bool answered_ = false;              // the peer, in the last attempt
   Clock::time_point first_failure_{};  // since a connection was last open
   std::chrono::milliseconds retry_delay_{0};
   std::optional<Error> lost_;

@@ -10,11 +10,9 @@ namespace stitch::rpc {
 
 namespace {
 
-// How long attempts go on after the first failure: a peer that has died is to be known as dead
-// within two seconds; a shortage of descriptors or memory here has that long to pass. Longer if the
-// peer has answered: it is alive, and will bind another connection or refuse this worker.
-constexpr std::chrono::milliseconds kConnectTimeout{1000};
-constexpr std::chrono::milliseconds kConnectTimeoutWhenAnswered{5000};
+// So long at least a first connection is tried after the first failure, where less is allowed for
+// one that broke.
+constexpr std::chrono::seconds kMinConnectTime{1};
 constexpr std::chrono::milliseconds kMinRetryDelay{10};
 constexpr std::chrono::milliseconds kMaxRetryDelay{200};
 // Timers may fire that much early.
@@ -32,8 +30,6 @@ constexpr std::chrono::seconds kMaxAttemptTime{10};
 // After so many breaks within a second others are not replaced at once.
 constexpr int kFreeBreaks = 8;
 constexpr std::chrono::seconds kBreaksWithin{1};
-// By which a peer that could not be lost in time is.
-constexpr std::chrono::seconds kForgottenAfter{1};
 // So many connections in a row that end so soon, and bring nothing: something ends each of them.
 constexpr int kMaxFruitless = 32;
 constexpr std::chrono::milliseconds kFruitlessWithin{100};
@@ -147,12 +143,6 @@ Peer::Clock::time_point Peer::offered_until() const noexcept {
   return offered_since_ + (bound_ || spare_ ? Clock::duration(kOfferTimeout) : kStepTimeout);
 }
 
-bool Peer::forgotten() const noexcept {
-  if (lost_ || closing_ || bound_) return false;
-  if (broken_ && grace_ < now_() - broken_->since - kForgottenAfter) return true;
-  return has_session_ && !own_ && !offered_ && !spare_ && !successor_ && !retry_scheduled_;
-}
-
 void Peer::on_timer(Effects& effects) {
   if (lost_) return;
   const auto now = now_() + kTimerSlack;
@@ -172,7 +162,6 @@ void Peer::on_timer(Effects& effects) {
     retry_scheduled_ = false;
     connect(effects);
   }
-  if (forgotten()) connect(effects);
 }
 
 // ---- attempts
@@ -213,7 +202,6 @@ void Peer::try_next(std::size_t first, Effects& effects) {
 }
 
 void Peer::retry_or_lose(Effects& effects) {
-  if (tentative_) return;
   bool worth_trying = false;
   std::vector<std::string> tried;
   std::string refused;
@@ -224,6 +212,7 @@ void Peer::retry_or_lose(Effects& effects) {
   }
   if (!failure_ && refused.empty()) {
     // No address was tried: that does not mean that the worker is gone.
+    if (tentative_) return;
     effects.fail_waiting =
         Error(ErrorCode::disconnected, to_string(info()) +
                                            " cannot be reached: no transport here for its "
@@ -236,12 +225,14 @@ void Peer::retry_or_lose(Effects& effects) {
   // What is short here says nothing about the peer: it is tried as long as that lasts.
   if (failure_ && !failure_->remote() && failure_->code() == ErrorCode::overloaded)
     first_failure_ = now;
-  const auto time_limit = answered_ ? kConnectTimeoutWhenAnswered : kConnectTimeout;
-  const bool in_time = broken_ ? now - broken_->since < grace_ : now - first_failure_ < time_limit;
+  const bool in_time =
+      broken_ ? now - broken_->since < grace_
+              : now - first_failure_ < std::max<Clock::duration>(grace_, kMinConnectTime);
   const auto dead = [](const Address& each) { return each.abandoned || !each.worth_trying(); };
-  if (broken_ && worth_trying && std::ranges::all_of(addresses_, dead))
-    return lose_broken("no process listens at its addresses any more", effects);
-  if (worth_trying && !closing_ && in_time) {
+  const bool ended = worth_trying && std::ranges::all_of(addresses_, dead);
+  if (broken_ && ended) return lose_broken("no process listens at its addresses any more", effects);
+  if (tentative_ && !ended) return;
+  if (worth_trying && !closing_ && in_time && !ended) {
     for (Address& address : addresses_) address.abandoned = false;
     retry_delay_ = std::clamp(retry_delay_ * 2, kMinRetryDelay, kMaxRetryDelay);
     return retry_later(retry_delay_, effects);
@@ -269,8 +260,6 @@ void Peer::on_attempt_failed(const PeerConnection& attempt, const Error& reason,
   failure_ = reason;
   addresses_[attempt.address].failure = reason;
   ++addresses_[attempt.address].failures;
-  // A refusal is an answer, too: a worker without room for strangers refuses with `overloaded`.
-  answered_ = attempt.peer != nullptr || reason.remote();
   addresses_[attempt.address].abandoned = no_process_listens;
   // How an open connection ended does not predict the next one: one cut within a sealed record ends
   // with `protocol`.

@@ -1,12 +1,10 @@
 // One file, though long: what each event of a connection does to the life that it belongs to.
 #include "stitch/rpc/agent/peer_table.h"
 
-#include <time.h>
-
 #include <cstdio>
-#include <new>
 #include <utility>
 
+#include "stitch/base/byte_io.h"
 #include "stitch/rpc/message/frame_kinds.h"
 #include "stitch/rpc/message/life_text.h"
 
@@ -17,15 +15,6 @@ namespace {
 // What has been received is acknowledged within this time, if nothing else is sent meanwhile.
 constexpr std::chrono::milliseconds kAcknowledgeWithin{100};
 
-// The steady clock, milliseconds coarse, at the cost of a few nanoseconds.
-std::chrono::steady_clock::rep coarse_now() noexcept {
-  timespec now{};
-  clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
-  return std::chrono::duration_cast<std::chrono::steady_clock::duration>(
-             std::chrono::seconds(now.tv_sec) + std::chrono::nanoseconds(now.tv_nsec))
-      .count();
-}
-
 // Connections of workers that are no members which wait for a first message or to be known.
 constexpr std::size_t kMaxStrangers = 256;
 
@@ -33,7 +22,7 @@ constexpr std::size_t kMaxStrangers = 256;
 
 std::string scheme_of(const std::string& address) { return address.substr(0, address.find(':')); }
 
-PeerTable::~PeerTable() { close_once_memory_allows(); }
+PeerTable::~PeerTable() { close(); }
 
 std::vector<std::string> PeerTable::listen(EndpointPtr endpoint) {
   auto addresses =
@@ -103,7 +92,6 @@ void PeerTable::receive(const PeerConnectionPtr& sender, transport::Message&& me
   Life& from = *sender->peer;  // constant once bound, as the session
   if (from.over.load(std::memory_order_acquire)) [[unlikely]]
     return;
-  from.heard.store(coarse_now(), std::memory_order_relaxed);
   const auto& session = sender->session;
   bool acknowledge = false;
   try {
@@ -119,13 +107,20 @@ void PeerTable::receive(const PeerConnectionPtr& sender, transport::Message&& me
     return;
   }
   if (acknowledge) [[unlikely]]
-    acknowledge_later(session);
+    events_.call_at(events_.now() + kAcknowledgeWithin, [session] { session->acknowledge_now(); });
 }
 
 void PeerTable::on_unnumbered(const PeerConnectionPtr& sender, const transport::Message& message) {
   const auto head = transport::peek_frame(message.frame);
   if (head && head->kind == wire::kReceived) return;
   Life& life = *sender->peer;
+  if (head && head->kind == wire::kHeartbeat) {
+    base::ByteReader in(head->body, "heartbeat");
+    const auto digest = in.read<std::uint64_t>();
+    in.expect_end();
+    if (events_.on_heartbeat) events_.on_heartbeat(life.info(), digest);
+    return;
+  }
   Effects effects;
   {
     base::MutexLock lock(mutex_);
@@ -138,14 +133,6 @@ void PeerTable::on_unnumbered(const PeerConnectionPtr& sender, const transport::
     }
   }
   perform(life, std::move(effects));
-}
-
-void PeerTable::acknowledge_later(const std::shared_ptr<Session>& session) noexcept {
-  try {
-    events_.call_at(events_.now() + kAcknowledgeWithin, [session] { session->acknowledge_now(); });
-  } catch (...) {
-    session->forget_to_acknowledge();
-  }
 }
 
 std::optional<Error> PeerTable::objection(const PeerConnection& peer_connection,
@@ -188,9 +175,9 @@ void PeerTable::on_open(const PeerConnectionPtr& opened, const ConnectionPtr& co
              : !life->announced.load());
     const bool refuse = !(waits && !closing_) && (why || life->over.load());
     // One that is told the end of its life may have sent something by now. If the connection closed
-    // before that is read, TCP would drop what it is told.
-    hears_first =
-        refuse && opened->target == nullptr && !closing_ && events_.on_stranger != nullptr;
+    // before that is read, TCP would drop what it is told. Half of the places are for joiners.
+    hears_first = refuse && opened->target == nullptr && !closing_ &&
+                  events_.on_stranger != nullptr && strangers_.size() < kMaxStrangers / 2;
     if ((waits && !closing_) || hears_first) {
       if (strangers_.size() >= kMaxStrangers) {  // the one that has been silent longest
         effects.close.emplace_back(
@@ -249,10 +236,9 @@ void PeerTable::on_first_message(const PeerConnectionPtr& sender, const Connecti
                                            " before both sides took it into use");
     } else {
       peer(*life).on_bind(sender, Bind::decode(head->body), effects);
-      life->heard.store(coarse_now(), std::memory_order_relaxed);
     }
-  } catch (...) {
-    connection->close(to_error(std::current_exception()));
+  } catch (const Error& error) {
+    connection->close(error);
     return;
   }
   if (stranger) {
@@ -273,7 +259,6 @@ void PeerTable::on_closed(const PeerConnectionPtr& closed, const Error& reason,
                           bool no_process_listens) {
   Effects effects;
   Life* life = nullptr;
-  std::optional<Error> failed;
   {
     base::MutexLock lock(mutex_);
     if (closed->ended) return;
@@ -287,69 +272,36 @@ void PeerTable::on_closed(const PeerConnectionPtr& closed, const Error& reason,
     life = closed->target != nullptr ? closed->target : closed->peer;
     if (life == nullptr) return;  // it never identified itself, or was refused
     record(closed->bound ? "connection lost" : "connection closed", *life);
-    try {
-      peer(*life).on_closed(closed, reason, no_process_listens, effects);
-    } catch (...) {
-      failed = to_error(std::current_exception());
-    }
+    if (closed->bound)
+      life->heard.store(closed->connection->heard().time_since_epoch().count(),
+                        std::memory_order_relaxed);
+    peer(*life).on_closed(closed, reason, no_process_listens, effects);
     closed->connection.reset();
   }
-  if (failed) return lose_without_memory(*life, *failed);
   perform(*life, std::move(effects));
 }
 
 // ---- effects
 
-void PeerTable::perform(Life& life, Effects effects) {
-  std::optional<Error> failed;
-  // Each part is performed even if another one fails, which only a lack of memory explains.
-  const auto part = [&failed](auto&& performed) {
-    try {
-      performed();
-    } catch (...) {
-      failed = to_error(std::current_exception());
-    }
-  };
-  for (auto& each : effects.close) part([&] { each.first->close(each.second); });
+void PeerTable::perform(Life& life, Effects effects) noexcept {
+  for (auto& each : effects.close) each.first->close(each.second);
   if (effects.detach) effects.detach->detach(effects.detach_from);
-  if (effects.send_bind) part([&] { send_bind(effects); });
-  if (effects.attach) {
-    // A new connection has the whole time to be heard.
-    life.heard.store(coarse_now(), std::memory_order_relaxed);
-    part([&] { attach(life, effects); });
-  }
-  if (effects.passed_over) part([&] { say_passed_over(life, *effects.passed_over); });
-  if (effects.fail_waiting) part([&] { life.session->fail_waiting(*effects.fail_waiting); });
+  if (effects.send_bind) send_bind(effects);
+  if (effects.attach) attach(life, effects);
+  if (effects.passed_over) say_passed_over(life, *effects.passed_over);
+  if (effects.fail_waiting) life.session->fail_waiting(*effects.fail_waiting);
   if (effects.end) {
-    part([&] {
-      std::optional<Error> later;
-      {
-        base::MutexLock lock(mutex_);
-        later = peer(life).lost();
-      }
-      life.session->end(*effects.end, *later);
-      if (life.echo) life.echo->end(*effects.end, *later);
-    });
-  }
-  if (effects.lost) part([&] { events_.on_lost(life.info(), *effects.lost); });
-  for (const auto when : effects.timers)
-    part([&] { events_.call_at(when, [this, &life] { on_timer(life); }); });
-  if (effects.connect) part([&] { connect(effects.connect); });
-  if (failed && !effects.lost) lose_without_memory(life, *failed);
-}
-
-// If there is no memory for this either, links() finds the life later.
-void PeerTable::lose_without_memory(Life& life, const Error& why) noexcept {
-  try {
-    Effects effects;
+    std::optional<Error> later;
     {
       base::MutexLock lock(mutex_);
-      peer(life).lose(why, effects);
+      later = peer(life).lost();
     }
-    if (effects.end) perform(life, std::move(effects));
-  } catch (...) {
-    return;
+    life.session->end(*effects.end, *later);
+    if (life.echo) life.echo->end(*effects.end, *later);
   }
+  if (effects.lost) events_.on_lost(life.info(), *effects.lost);
+  for (const auto when : effects.timers) events_.call_at(when, [this, &life] { on_timer(life); });
+  if (effects.connect) connect(effects.connect);
 }
 
 // Once for each transport: it would be the same for many peers.
@@ -379,8 +331,8 @@ void PeerTable::send_bind(Effects& effects) {
 void PeerTable::attach(Life& life, const Effects& effects) {
   try {
     effects.attach->attach(effects.attach_to, effects.generation, effects.received_by_peer);
-  } catch (...) {
-    give_up(life, to_error(std::current_exception()));
+  } catch (const Error& error) {
+    give_up(life, error);
   }
 }
 
@@ -390,8 +342,8 @@ void PeerTable::connect(const PeerConnectionPtr& attempt) {
   try {
     const EndpointPtr& endpoint = by_scheme_.find(scheme_of(address))->second;
     connection = endpoint->connect(address, events_for(attempt));
-  } catch (...) {
-    on_closed(attempt, to_error(std::current_exception()), false);
+  } catch (const Error& error) {
+    on_closed(attempt, error, false);
     return;
   }
   {

@@ -16,6 +16,7 @@
 #include "stitch/base/event_ring.h"
 #include "stitch/base/mutex.h"
 #include "stitch/base/unique_function.h"
+#include "stitch/rpc/agent/heartbeats.h"
 #include "stitch/rpc/agent/inquiry.h"
 #include "stitch/rpc/agent/members.h"
 #include "stitch/rpc/agent/peer.h"
@@ -56,6 +57,8 @@ class PeerTable {
     std::function<void(const std::shared_ptr<transport::Connection>&, const WorkerInfo& from,
                        transport::Message)>
         on_notice{};
+    // The digest of a HEARTBEAT.
+    std::function<void(const WorkerInfo& from, std::uint64_t digest)> on_heartbeat{};
     // A life that is over has connected: what to tell it; nothing to say nothing.
     std::function<std::optional<transport::Message>(const WorkerInfo&)> obituary{};
     // As Session::Events::deadline, of a call that this worker has made.
@@ -71,8 +74,9 @@ class PeerTable {
   // The limits of each life's PeerFlow. Before start().
   void limit_flows(const PeerFlow::Limits& limits) { flow_limits_ = limits; }
 
-  // `reconnect_timeout`: for how long a broken connection may be replaced before the peer is lost.
-  explicit PeerTable(std::chrono::nanoseconds reconnect_timeout = std::chrono::seconds(1))
+  // `reconnect_timeout`: for how long a connection that broke is made again, or a first one is
+  // tried, before the peer is lost.
+  explicit PeerTable(std::chrono::nanoseconds reconnect_timeout = std::chrono::seconds(10))
       : reconnect_timeout_(reconnect_timeout) {}
   ~PeerTable();
   // Adds an endpoint and listens on it. Returns the addresses to advertise; later connections to
@@ -102,22 +106,23 @@ class PeerTable {
     members_.for_each(f);
   }
   // Adds a worker, or a new life of one: the former life is then over, lost if it was not. Throws
-  // as Members::add(). Its connections wait until admit(). After std::bad_alloc it may be called
-  // again, which does what is left.
+  // as Members::add(). Its connections wait until admit().
   Life& add_life(const Member& member) STITCH_EXCLUDES(mutex_);
   void admit(Life& life) STITCH_EXCLUDES(mutex_);
   // Ends the connection to a life, which is lost before this returns; `over`: its messages are
   // dropped from now on; `tell`: it hears of that, and does not try to replace the connection.
   void end(const WorkerInfo& peer, const Error& reason, bool over, bool tell = false)
       STITCH_EXCLUDES(mutex_);
-  // The bound connections to other processes: when something last arrived, whether something was
-  // sent since the last call.
+  // The bound connections to other processes, and when something of their peers last arrived.
   struct Link {
     const Life* life;
     Clock::time_point heard;
-    bool sent;
   };
   [[nodiscard]] std::vector<Link> links() STITCH_EXCLUDES(mutex_);
+  // From now until close() each of them brings its peer a HEARTBEAT every `interval`, from a thread
+  // of its own, with the digest that was told last.
+  void begin_heartbeats(std::chrono::nanoseconds interval);
+  void tell_digest(std::uint64_t digest) noexcept { digest_.store(digest); }
   // Has each bound connection give back memory that it does not need (Connection::trim).
   void trim() STITCH_EXCLUDES(mutex_);
   // The lives in other processes that this worker can connect to and to which there has been no
@@ -170,10 +175,8 @@ class PeerTable {
   void expect_closing() STITCH_EXCLUDES(mutex_);
   [[nodiscard]] bool closing() const STITCH_EXCLUDES(mutex_);
   // Tells the peers, closes all connections and waits for their threads. Not on a thread of an
-  // endpoint. Throws std::bad_alloc where there is no memory for a while.
-  void close();
-  // The same, for a destructor: waits for memory, too.
-  void close_once_memory_allows() noexcept;
+  // endpoint.
+  void close() noexcept;
 
  private:
   using ConnectionPtr = std::shared_ptr<transport::Connection>;
@@ -195,18 +198,18 @@ class PeerTable {
   [[nodiscard]] std::optional<Error> objection(const PeerConnection& peer_connection,
                                                const transport::Hello& hello,
                                                const std::string& address) const;
-  void perform(Life& life, Effects effects) STITCH_EXCLUDES(mutex_);
+  void perform(Life& life, Effects effects) noexcept STITCH_EXCLUDES(mutex_);
   static void send_bind(Effects& effects);
   void say_passed_over(const Life& life, const std::pair<std::string, Error>& address)
       STITCH_EXCLUDES(mutex_);
   void attach(Life& life, const Effects& effects) STITCH_EXCLUDES(mutex_);
+  void beat() noexcept STITCH_EXCLUDES(mutex_);
+  [[nodiscard]] Clock::time_point heard(const Life& life) const STITCH_REQUIRES(mutex_);
   void connect(const PeerConnectionPtr& attempt) STITCH_EXCLUDES(mutex_);
   void on_timer(Life& life) STITCH_EXCLUDES(mutex_);
   void reach(Life& life) STITCH_EXCLUDES(mutex_);
   void give_up(Life& life, const Error& reason) STITCH_EXCLUDES(mutex_);
-  void say_goodbye() noexcept STITCH_EXCLUDES(mutex_);
-  void acknowledge_later(const std::shared_ptr<Session>& session) noexcept;
-  void lose_without_memory(Life& life, const Error& why) noexcept STITCH_EXCLUDES(mutex_);
+  void say_goodbye() STITCH_EXCLUDES(mutex_);
   [[nodiscard]] std::shared_ptr<Session> make_session(Life& life);
   [[nodiscard]] Peer& peer(const Life& life) const STITCH_REQUIRES(mutex_) { return *life.peer; }
   void complete(Life& life) STITCH_REQUIRES(mutex_);
@@ -231,6 +234,8 @@ class PeerTable {
   std::vector<PeerConnectionPtr> early_ STITCH_GUARDED_BY(mutex_);  // opened before start()
   // Opened by workers that may become members.
   std::vector<PeerConnectionPtr> strangers_ STITCH_GUARDED_BY(mutex_);
+  std::atomic<std::uint64_t> digest_{0};
+  Heartbeats heartbeats_;  // last: it uses everything above
 };
 
 }  // namespace stitch::rpc

@@ -57,13 +57,8 @@ Life& PeerTable::add_life(const Member& member) {
   Life* added = nullptr;
   {
     base::MutexLock lock(mutex_);
-    Life* const present = members_.life(member.info.id);
-    if (present != nullptr && present->info() == member.info && !present->announced.load()) {
-      added = present;  // without memory, the rest was not done
-    } else {
-      added = &members_.add(
-          member, [this](Life& life) STITCH_NO_THREAD_SAFETY_ANALYSIS { complete(life); });
-    }
+    added = &members_.add(member,
+                          [this](Life& life) STITCH_NO_THREAD_SAFETY_ANALYSIS { complete(life); });
     if (Life* former = added->previous) {
       former->over.store(true, std::memory_order_release);
       peer(*former).lose(
@@ -79,7 +74,6 @@ void PeerTable::admit(Life& life) {
   std::vector<std::pair<PeerConnectionPtr, ConnectionPtr>> waiting;
   {
     base::MutexLock lock(mutex_);
-    waiting.reserve(strangers_.size());
     life.announced.store(true);
     std::erase_if(strangers_, [&](const PeerConnectionPtr& each) {
       const transport::Hello& hello = each->connection->peer();
@@ -109,23 +103,37 @@ void PeerTable::end(const WorkerInfo& info, const Error& reason, bool over, bool
 
 std::vector<PeerTable::Link> PeerTable::links() {
   std::vector<Link> links;
-  std::vector<Life*> forgotten;
+  base::MutexLock lock(mutex_);
+  members_.for_each([&](Life& life) STITCH_NO_THREAD_SAFETY_ANALYSIS {
+    const auto& bound = peer(life).bound();
+    if (!bound || !bound->connection || bound->in_process) return;
+    const auto when = heard(life);
+    life.heard.store(when.time_since_epoch().count(), std::memory_order_relaxed);
+    links.push_back({&life, when});
+  });
+  return links;
+}
+
+// It cannot be heard while this side does not read. REQUIRES: a bound connection.
+PeerTable::Clock::time_point PeerTable::heard(const Life& life) const {
+  const transport::Connection& connection = *peer(life).bound()->connection;
+  return connection.holds_back() ? Clock::now() : connection.heard();
+}
+
+void PeerTable::begin_heartbeats(std::chrono::nanoseconds interval) {
+  heartbeats_.start(interval, [this] { beat(); });
+}
+
+void PeerTable::beat() noexcept {
+  std::vector<std::shared_ptr<Session>> sessions;
   {
     base::MutexLock lock(mutex_);
-    members_.for_each([&](Life& life) STITCH_NO_THREAD_SAFETY_ANALYSIS {
+    members_.for_each([&](const Life& life) STITCH_NO_THREAD_SAFETY_ANALYSIS {
       const auto& bound = peer(life).bound();
-      if (peer(life).forgotten()) forgotten.push_back(&life);
-      if (!bound || !bound->connection || bound->in_process) return;
-      // It cannot be heard while this side does not read, and gets the full time afterwards.
-      if (bound->connection->holds_back())
-        life.heard.store(Clock::now().time_since_epoch().count(), std::memory_order_relaxed);
-      links.push_back(
-          {&life, Clock::time_point(Clock::duration(life.heard.load(std::memory_order_relaxed))),
-           life.sent.exchange(false, std::memory_order_relaxed)});
+      if (bound && !bound->in_process) sessions.push_back(bound->session);
     });
   }
-  for (Life* life : forgotten) on_timer(*life);
-  return links;
+  for (const auto& session : sessions) session->beat(digest_.load());
 }
 
 void PeerTable::trim() {
@@ -200,8 +208,7 @@ std::string PeerTable::condition(const WorkerInfo& info) const {
     return "worker is not connected" +
            (about.failure() ? std::string(": ") + about.failure()->what() : std::string(" yet"));
   }
-  const Clock::duration silent =
-      Clock::now().time_since_epoch() - Clock::duration(life.heard.load(std::memory_order_relaxed));
+  const Clock::duration silent = Clock::now() - heard(life);
   if (silent <= kAliveInterval) return "worker is alive";
   return "worker is connected and has been silent for " + duration_text(silent);
 }

@@ -264,8 +264,7 @@ Session::Arrival Session::receive(const transport::Message& message) {
   untold_bytes_ += bytes_of(message);
   const auto head = transport::peek_frame(message.frame);
   const std::uint16_t kind = head ? head->kind : 0;
-  // The answer to a heartbeat is a heartbeat.
-  acknowledgment_due_ = kind != wire::kHeartbeat;
+  acknowledgment_due_ = true;
   return kind == wire::kSkip ? Arrival::drop : Arrival::deliver;
 }
 

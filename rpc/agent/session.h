@@ -110,8 +110,9 @@ class Session final : public transport::Connection {
     acknowledging_.store(false);
     acknowledge();
   }
-  // It cannot be called: received_one() asks again.
-  void forget_to_acknowledge() noexcept { acknowledging_.store(false); }
+  // Sends HEARTBEAT with this digest over the connection in use, unless the one before has not been
+  // written yet. Runs no callback of another message's layers.
+  void beat(std::uint64_t digest) noexcept STITCH_EXCLUDES(mutex_);
 
   // ---- its connections
   // Sends over `connection` from now on, first what is kept beyond what the peer says it has. Of
@@ -208,8 +209,9 @@ class Session final : public transport::Connection {
   std::array<std::atomic<std::uint64_t>, kStreams> acknowledged_{};
   // The receiving thread only.
   std::size_t untold_bytes_ = 0;
-  bool acknowledgment_due_ = false;
+  bool acknowledgment_due_ = false;  // the last message had a number
   std::atomic<std::uint64_t> duplicates_{0};
+  std::atomic<bool> beat_under_way_{false};  // HEARTBEAT is with a transport
   // The call of acknowledge_now() is to come.
   std::atomic<bool> acknowledging_{false};
 

@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "stitch/base/byte_io.h"
 #include "stitch/rpc/agent/kept_message.h"
 #include "stitch/rpc/agent/session.h"
 #include "stitch/rpc/message/frame_kinds.h"
@@ -138,6 +139,29 @@ void Session::withdraw_unwanted(Kept& kept) {
   } catch (...) {
     // No memory for that: it is sent.
   }
+}
+
+void Session::beat(std::uint64_t digest) noexcept {
+  if (beat_under_way_.exchange(true)) return;
+  transport::FrameBuilder frame(wire::kHeartbeat);
+  base::ByteWriter(frame.body()).write(digest);
+  frame.end_body();
+  transport::Message message = std::move(frame).finish();
+  transport::Connection* connection = nullptr;
+  ConnectionPtr alive;
+  {
+    base::MutexLock lock(mutex_);
+    if (usable_ && !ended_) {
+      connection = in_use(alive);
+      transport::FrameNumbers numbers;
+      numbers.received = received();
+      told_.store(numbers.received[0] + numbers.received[1], std::memory_order_relaxed);
+      transport::put_numbers(message.frame, numbers);
+    }
+  }
+  if (connection == nullptr) return beat_under_way_.store(false);
+  connection->send(std::move(message),
+                   [this](const std::optional<Error>&) { beat_under_way_.store(false); });
 }
 
 void Session::detach(const ConnectionPtr& connection) {

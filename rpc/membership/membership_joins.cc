@@ -33,7 +33,6 @@ void MembershipProtocol::add(const KnownLife& life, const WorkerInfo& by, Time n
             now, effects);
     erase(*entry);
   }
-  // What takes memory comes first: what is known here, the layers above have to hear of.
   Event news{life.state == LifeState::alive  ? Event::Kind::joined
              : life.state == LifeState::left ? Event::Kind::left
                                              : Event::Kind::dead,
@@ -41,7 +40,6 @@ void MembershipProtocol::add(const KnownLife& life, const WorkerInfo& by, Time n
              {}};
   if (life.state == LifeState::dead)
     news.reason = Error(ErrorCode::disconnected, life.verdict).with_worker(info.name);
-  make_room(effects.events);
   insert(life);
   effects.events.push_back(std::move(news));
 }
@@ -138,7 +136,7 @@ void MembershipProtocol::announce(Joining& joining, Time now, Effects& effects) 
     joining.pending.insert(id);
     effects.send.emplace_back(entry.info(), notice);
   }
-  joining.announced = true;  // last: without memory before, this is done again
+  joining.announced = true;
 }
 
 void MembershipProtocol::answer_joins(Time now, Effects& effects) {

@@ -1,4 +1,4 @@
-// What a MembershipProtocol makes of its connections: heartbeats, silence, and whom it watches
+// What a MembershipProtocol makes of its connections: silence, digests, and whom it watches
 // (R1).
 #include <algorithm>
 #include <utility>
@@ -63,7 +63,7 @@ void MembershipProtocol::on_tick(Time now, std::span<const Link> links, Effects&
       continue;
     }
     end_doubt(*entry);
-    entry->heard = std::max(link.heard, awake_since_);
+    entry->heard = std::max({entry->heard, link.heard, awake_since_});
     if (now - entry->heard >= settings_.heartbeat_timeout) {
       lose(*entry,
            Error(ErrorCode::disconnected, life_text(entry->info()) + " has been silent for " +
@@ -71,10 +71,6 @@ void MembershipProtocol::on_tick(Time now, std::span<const Link> links, Effects&
                .with_worker(entry->info().name),
            effects);
       after_loss(entry->info(), now, effects);
-    } else if (!link.sent || now - entry->beat_at >= settings_.heartbeat_timeout) {
-      // Over a busy link, too: its digest is what repairs a list of members (R7).
-      entry->beat_at = now;
-      effects.heartbeats.push_back(entry->info());
     }
   }
   for (auto& [id, entry] : entries_) {

@@ -107,7 +107,6 @@ void MembershipProtocol::pursue(Entry& entry, Time now, Effects& effects) {
 }
 
 void MembershipProtocol::begin_probe(Entry& entry, Time now, Effects& effects) {
-  // First, else this worker would take it for under way, and never probe that life again.
   effects.probes.push_back(
       {entry.info(), (entry.doubted ? kSecondProbe : 1) * settings_.heartbeat_timeout});
   entry.probing = true;
@@ -148,11 +147,9 @@ bool MembershipProtocol::slept(const Entry& entry, Time now) const {
 }
 
 void MembershipProtocol::settle_askers(Entry& entry, const Notice& answer, Effects& effects) {
-  while (!entry.askers.empty()) {
-    const auto first = entry.askers.begin();
-    if (const Entry* asker = find(*first); asker != nullptr && asker->within_reach())
+  for (const WorkerId id : std::exchange(entry.askers, {})) {
+    if (const Entry* asker = find(id); asker != nullptr && asker->within_reach())
       effects.send.emplace_back(asker->info(), answer);
-    entry.askers.erase(first);
   }
 }
 
@@ -182,14 +179,10 @@ void MembershipProtocol::declare(Entry& entry, const WorkerInfo& by, const std::
                                  Time now, Effects& effects) {
   if (!entry.alive()) return;
   const Error reason = Error(ErrorCode::disconnected, verdict).with_worker(entry.info().name);
-  // What takes memory, before the state says that it is dead: the layers above must hear of it.
-  Event news{Event::Kind::dead, entry.life.card, reason};
-  std::string why = verdict;
-  make_room(effects.events);
   lose(entry, reason, effects);
-  effects.events.push_back(std::move(news));
+  effects.events.push_back({Event::Kind::dead, entry.life.card, reason});
   end_life(entry, LifeState::dead);
-  entry.life.verdict = std::move(why);
+  entry.life.verdict = verdict;
   entry.probing = false;
   entry.askers.clear();
   entry.asked.reset();
@@ -203,13 +196,11 @@ void MembershipProtocol::declare(Entry& entry, const WorkerInfo& by, const std::
 
 void MembershipProtocol::mark_left(Entry& entry, Time now, Effects& effects) {
   if (!entry.alive()) return;
-  Event news{Event::Kind::left, entry.life.card, {}};
-  make_room(effects.events);
   lose(entry,
        Error(ErrorCode::disconnected, life_text(entry.info()) + " has left")
            .with_worker(entry.info().name),
        effects);
-  effects.events.push_back(std::move(news));
+  effects.events.push_back({Event::Kind::left, entry.life.card, {}});
   end_life(entry, LifeState::left);
   entry.askers.clear();
   entry.asked.reset();
@@ -225,11 +216,8 @@ void MembershipProtocol::fence(const std::string& verdict, Effects& effects) {
   for (auto& [id, entry] : entries_) {
     if (entry.alive()) lose(entry, why, effects);
   }
-  while (!joining_.empty()) {
-    const auto& [ticket, joining] = *joining_.begin();
+  for (const auto& [ticket, joining] : std::exchange(joining_, {}))
     effects.answers.push_back({ticket, ask_another(joining.card.info, why.what())});
-    joining_.erase(joining_.begin());
-  }
   effects.events.push_back({Event::Kind::fenced, self_, why});
   fenced_ = why;
   effects.leave_done = leave_deadline_.has_value();

@@ -20,24 +20,19 @@
 
 namespace stitch::rpc {
 
-// Who is a member of the world, as one of its workers knows it: heartbeats on idle connections,
-// suspicion, the verdict, joining and leaving. PROTOCOL.md has the rules and what they guarantee.
-// Pure state: has no thread and no clock, sends nothing, returns what is to be done. Owned by
-// MembershipService, or by a simulation. Not thread-safe.
-//
-// An event for which there is no memory throws std::bad_alloc. Every change of state has been made
-// together with the effect that belongs to it, or not at all; the effects that there are by then
-// are returned by the next event. So the same event may be passed on again, which repeats nothing
-// but notices; one that is not is as a notice that was lost, which R1 to R7 repair.
+// Who is a member of the world, as one of its workers knows it: silence, suspicion, the verdict,
+// joining and leaving. PROTOCOL.md has the rules and what they guarantee. Pure state: has no thread
+// and no clock, sends nothing, returns what is to be done. Owned by MembershipService, or by a
+// simulation. Not thread-safe.
 class MembershipProtocol {
  public:
   using Clock = std::chrono::steady_clock;
   using Time = Clock::time_point;
   struct Settings {
-    // A connection over which nothing was sent for so long gets a heartbeat.
+    // How often each worker sends a heartbeat over each connection, and looks at what it has heard.
     Clock::duration heartbeat_interval = std::chrono::milliseconds(500);
-    // A worker that was not heard of for so long is suspected; also the limit of one probe.
-    Clock::duration heartbeat_timeout = std::chrono::milliseconds(1500);
+    // A worker that says nothing for so long is suspected; also the limit of one probe.
+    Clock::duration heartbeat_timeout = std::chrono::seconds(10);
     // Why `joiner` cannot be a member beside `live`; nothing if it can. A pure function, or empty.
     std::function<std::optional<Error>(const MemberCard& joiner,
                                        const std::vector<MemberCard>& live)>
@@ -65,7 +60,6 @@ class MembershipProtocol {
     std::vector<std::pair<WorkerInfo, Error>> lose;  // end the connection; it fails its calls
     std::vector<Event> events;
     std::vector<std::pair<WorkerInfo, Notice>> send;  // reliably, while the link holds
-    std::vector<WorkerInfo> heartbeats;               // each with digest()
     // Try to connect to it, unless there is a connection: one that fails is no loss.
     std::vector<WorkerInfo> reach;
     std::vector<Probe> probes;  // each answered by on_probe()
@@ -78,8 +72,8 @@ class MembershipProtocol {
       });
     }
     [[nodiscard]] bool empty() const noexcept {
-      return lose.empty() && events.empty() && send.empty() && heartbeats.empty() &&
-             reach.empty() && probes.empty() && answers.empty() && !leave_done;
+      return lose.empty() && events.empty() && send.empty() && reach.empty() && probes.empty() &&
+             answers.empty() && !leave_done;
     }
   };
   // The connection to a life in another process, as it stands at a tick. One that is being replaced
@@ -87,8 +81,7 @@ class MembershipProtocol {
   struct Link {
     WorkerId id;
     std::uint64_t epoch;
-    Time heard;         // when something of it last arrived, or the connection was bound
-    bool sent;          // something was sent to it since the last tick
+    Time heard;         // when bytes of it last arrived
     bool bound = true;  // false: there has been none yet
   };
 
@@ -151,8 +144,7 @@ class MembershipProtocol {
   struct Entry {
     KnownLife life;
     std::optional<Error> unreachable{};  // why the connection is over
-    Time heard{};                        // as of the last tick
-    Time beat_at{};                      // when it was last sent a heartbeat
+    Time heard{};                        // as of the last tick; never earlier than before
     // Before there is a connection (R1a):
     bool unconnected = false;             // as of the last tick
     std::optional<Time> awaited_since{};  // that there is one
@@ -194,22 +186,11 @@ class MembershipProtocol {
   // after so many timeouts, in which it learns what else it has lost.
   static constexpr int kGivesUp = 1;
 
-  // The effects of `change`, behind those of events that had no memory to end.
   template <class Change>
-  [[nodiscard]] Effects collect(Change&& change) {
-    Effects effects = std::exchange(unfinished_, {});
-    try {
-      change(effects);
-    } catch (...) {
-      unfinished_ = std::move(effects);
-      throw;
-    }
+  [[nodiscard]] static Effects collect(Change&& change) {
+    Effects effects;
+    change(effects);
     return effects;
-  }
-  // Room for one more, so that the state can be changed before it is added.
-  template <class T>
-  static void make_room(std::vector<T>& list) {
-    if (list.size() == list.capacity()) list.reserve(std::max<std::size_t>(4, 2 * list.capacity()));
   }
   // The events above.
   void on_tick(Time now, std::span<const Link> links, Effects& effects);
@@ -280,7 +261,6 @@ class MembershipProtocol {
 
   const MemberCard self_;
   const Settings settings_;
-  Effects unfinished_;                 // of events that had no memory to end
   std::map<WorkerId, Entry> entries_;  // the others: the last life of each
   std::uint64_t digest_ = 0;           // of them, changed with them
   std::map<std::uint64_t, Joining> joining_;

@@ -1,6 +1,7 @@
 #include "stitch/rpc/membership/watcher.h"
 
 #include <cstdio>
+#include <deque>
 #include <exception>
 #include <string>
 #include <utility>
@@ -73,30 +74,17 @@ std::shared_ptr<Watcher> Watchers::add(Kind kind, Watcher::Callback callback) {
 
 void Watchers::notify(const std::shared_ptr<Runtime>& runtime, Kind kind, const WorkerInfo& info,
                       LeaveReason reason) {
-  std::list<Event> added(1);
-  Event& event = added.front();
-  event.info = info;
-  event.reason = reason;
-  const auto place = added.begin();
+  Event event{info, reason, {}};
   {
     const base::MutexLock lock(mutex_);
     for (const Entry& each : watchers_) {
       if (each.kind == kind) event.watchers.push_back(each.watcher);
     }
     if (closed_ || event.watchers.empty()) return;
-    events_.splice(events_.end(), added);
+    events_.push_back(std::move(event));
     if (std::exchange(scheduled_, true)) return;
   }
-  try {
-    runtime->post([this, runtime] { call_all(runtime); });
-  } catch (...) {
-    // As it was before: call_all() does not run, and no other thread has added one. close() may
-    // have taken it.
-    const base::MutexLock lock(mutex_);
-    scheduled_ = false;
-    if (!closed_) added.splice(added.end(), events_, place);
-    throw;
-  }
+  runtime->post([this, runtime] { call_all(runtime); });
 }
 
 void Watchers::call_all(const std::shared_ptr<Runtime>& runtime) {
@@ -104,16 +92,16 @@ void Watchers::call_all(const std::shared_ptr<Runtime>& runtime) {
   context.runtime = runtime;
   const ExecutionContextScope scope(std::move(context));
   for (;;) {
-    std::list<Event> first;
+    Event event;
     {
       const base::MutexLock lock(mutex_);
       if (events_.empty()) {
         scheduled_ = false;
         return;
       }
-      first.splice(first.end(), events_, events_.begin());
+      event = std::move(events_.front());
+      events_.pop_front();
     }
-    const Event& event = first.front();
     for (const auto& weak : event.watchers) {
       if (const auto watcher = weak.lock())
         watcher->call(runtime->name(), event.info, event.reason);
@@ -123,7 +111,7 @@ void Watchers::call_all(const std::shared_ptr<Runtime>& runtime) {
 
 void Watchers::close() {
   std::vector<Entry> watchers;
-  std::list<Event> events;
+  std::deque<Event> events;
   {
     const base::MutexLock lock(mutex_);
     closed_ = true;

@@ -1,8 +1,8 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <functional>
-#include <list>
 #include <memory>
 #include <string>
 #include <thread>
@@ -69,7 +69,7 @@ class Watchers {
   bool closed_ STITCH_GUARDED_BY(mutex_) = false;
   bool scheduled_ STITCH_GUARDED_BY(mutex_) = false;  // call_all() will run, or runs
   std::vector<Entry> watchers_ STITCH_GUARDED_BY(mutex_);
-  std::list<Event> events_ STITCH_GUARDED_BY(mutex_);
+  std::deque<Event> events_ STITCH_GUARDED_BY(mutex_);
 };
 
 }  // namespace stitch::rpc

@@ -14,7 +14,7 @@ enum FrameKind : std::uint16_t {
   kCancel = 4,       // call id
   kLeave = 5,        // graceful shutdown
   kBind = 6,         // which connection the two workers use (PeerTable)
-  kHeartbeat = 7,    // digest of what the sender knows of the members
+  kHeartbeat = 7,    // digest of what the sender knows of the members (PeerTable)
   kMembership = 8,   // a Notice (rpc/membership/)
   kReceived = 9,     // empty: up to which numbers everything has arrived (Session)
   kSkip = 10,        // empty: the message of this number will not come (Session)
@@ -29,7 +29,7 @@ enum FrameKind : std::uint16_t {
 // Whether frames of this kind are part of what the program does: graceful shutdown waits for them.
 // A message waits for its transfers.
 [[nodiscard]] constexpr bool is_work(std::uint16_t kind) noexcept {
-  return kind != kLeave && kind != kHeartbeat && kind != kMembership && kind != kTransfer;
+  return kind != kLeave && kind != kMembership && kind != kTransfer;
 }
 // A frame of membership may be so long where max_frame_bytes is less, too: it may have all lives of
 // a world (rpc/membership/PROTOCOL.md), and a worker that cannot take it in would not know them.

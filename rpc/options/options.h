@@ -129,13 +129,13 @@ struct Options {
   std::chrono::nanoseconds init_timeout = std::chrono::seconds(60);  // for all workers to arrive
   std::chrono::nanoseconds shutdown_timeout =
       std::chrono::seconds(30);  // for the whole of a graceful shutdown
-  // An idle connection gets a heartbeat after this time; a worker that was not heard of for
-  // heartbeat_timeout is taken for gone, and is declared dead if no worker can reach it.
+  // How often a worker sends a heartbeat over each connection. One that says nothing at all for
+  // heartbeat_timeout is declared dead.
   std::chrono::nanoseconds heartbeat_interval = std::chrono::milliseconds(500);
-  std::chrono::nanoseconds heartbeat_timeout = std::chrono::milliseconds(1500);
-  // For how long a broken connection to a peer may be replaced, by another one or another
-  // transport, before that peer is lost. 0: not at all.
-  std::chrono::nanoseconds reconnect_timeout = std::chrono::seconds(1);
+  std::chrono::nanoseconds heartbeat_timeout = std::chrono::seconds(10);
+  // For how long a connection that breaks is made again, over any address, before its peer is lost;
+  // a peer whose process has ended is lost at once. 0: not at all.
+  std::chrono::nanoseconds reconnect_timeout = std::chrono::seconds(10);
   int num_threads = 0;  // threads for user functions; 0: one per core, at least 2, at most 16
   std::vector<std::string>
       transports{};  // of "loopback" (within a process), "shm", "tcp", and TensorPipe's

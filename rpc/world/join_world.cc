@@ -277,7 +277,10 @@ MemberCard Entrance::listen(const WorkerInfo& info, std::uint64_t world,
   };
   const Reach reach(options_, self_);
   const auto plan = transport::parse_fault_plan(options_.fault);
-  faults_ = plan ? transport::Faults::make(*plan, info.name, info.epoch) : nullptr;
+  if (plan || transport::Faults::judges_expected()) {
+    faults_ = transport::Faults::make(plan.value_or(transport::FaultPlan{}), info.name, info.epoch,
+                                      info.id.value());
+  }
   peers_ = std::make_unique<PeerTable>(options_.reconnect_timeout);
   MemberCard own{info, {}, self_.encode()};
   if (own.record.size() > MemberCard::kMaxRecordBytes) {

@@ -30,21 +30,13 @@ RunningWorld::RunningWorld(const Options& options, transport::Store& store,
                            steady_clock::time_point deadline, milliseconds answer_timeout)
     : options_(options), store_(store), deadline_(deadline), answer_timeout_(answer_timeout) {}
 
-std::chrono::nanoseconds RunningWorld::return_time(const Options& options) {
-  // A time limit may be as good as none; sums of those would overflow.
-  const auto at_most = [&](std::chrono::nanoseconds time) {
-    return std::min(time, options.init_timeout);
-  };
-  return at_most(options.reconnect_timeout) + 2 * at_most(options.heartbeat_timeout) + kKeeperTime;
-}
-
 void RunningWorld::await_former_world(bool hosts) {
   constexpr milliseconds kPollInterval{20};
   const auto found = [&] { return is_recorded() || store_.try_get(world_key::kOpen).has_value(); };
   const auto now = steady_clock::now();
   // The rest is for founding a world.
   const auto until =
-      hosts ? now + std::min<steady_clock::duration>(return_time(options_), (deadline_ - now) / 2)
+      hosts ? now + std::min<steady_clock::duration>(kReturnTime, (deadline_ - now) / 2)
             : deadline_;
   while (!found() && steady_clock::now() < until) std::this_thread::sleep_for(kPollInterval);
   if (hosts) store_.set(world_key::kOpen, "1");

@@ -25,12 +25,9 @@ class RunningWorld {
   // The keeper may have died, and the next one be known only after a verdict.
   static constexpr std::chrono::milliseconds kAnswerTimeout{4000};
 
-  // In which a keeper notices that its store is served again; see WorldKeeper.
-  static constexpr std::chrono::milliseconds kKeeperTime{1500};
-  // In which the record of a world comes back to a store whose host has died and come back: until
-  // the others have lost it (heartbeat_timeout where it has vanished, and reconnect_timeout), until
-  // its probe has failed and so another one is the keeper (heartbeat_timeout), and kKeeperTime.
-  [[nodiscard]] static std::chrono::nanoseconds return_time(const Options& options);
+  // In which the record of a world comes back to a store whose host's process has ended and come
+  // back: the others notice that at once, and their keeper within 1.5 s that the store is served.
+  static constexpr std::chrono::milliseconds kReturnTime{3000};
 
   // The references outlive this object.
   RunningWorld(const Options& options, transport::Store& store,
@@ -38,7 +35,7 @@ class RunningWorld {
                std::chrono::milliseconds answer_timeout = kAnswerTimeout);
 
   // A TCP store that has just been opened by a new host is empty, though the world of the former
-  // host may run: waits until its keeper has had the time to find the store (return_time(), at most
+  // host may run: waits until its keeper has had the time to find the store (kReturnTime, at most
   // half of what is left until the deadline). Elastic worlds only: a fixed one cannot be founded
   // while its workers are in another.
   void await_former_world(bool hosts);

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "stitch/base/patience.h"
-
 namespace stitch::rpc {
 
 namespace {
@@ -50,7 +48,7 @@ void WorldExtension::end_world() {
 
 void WorldExtension::tell(Watchers::Kind kind, const WorkerInfo& info, LeaveReason reason) {
   if (const auto kept = keeper()) kept->on_change();
-  base::patiently([&] { watchers_.notify(agent_.shared_from_this(), kind, info, reason); });
+  watchers_.notify(agent_.shared_from_this(), kind, info, reason);
 }
 
 void WorldExtension::on_member_joined(const WorkerInfo& joined) {

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <cstdio>
 #include <exception>
-#include <new>
 #include <string>
+#include <system_error>
 #include <utility>
 
 #include "stitch/base/alternate_stack.h"
@@ -20,7 +20,7 @@ using std::chrono::steady_clock;
 namespace {
 constexpr std::chrono::milliseconds kLookInterval{200};
 // From the begin of one look for a store that is away to that of the next: doubled up to this. Who
-// starts as its host waits for a keeper (RunningWorld::kKeeperTime).
+// starts as its host waits for a keeper (RunningWorld::kReturnTime).
 constexpr std::chrono::milliseconds kLongestLookInterval{800};
 // Beyond what one request to the store may take.
 constexpr std::chrono::milliseconds kEndTimeout = OpenStore::kStoreTimeout * 3 / 2;
@@ -63,8 +63,8 @@ void WorldKeeper::on_change() {
   try {
     // The agent has locks of its own. Who finds it responsible at the same time starts one thread.
     if (keeps(*agent)) start_thread();
-  } catch (const std::exception& error) {
-    // Without memory or threads for the moment. The world needs a keeper, so it is tried again.
+  } catch (const std::system_error& error) {
+    // Without threads for the moment. The world needs a keeper, so it is tried again.
     if (!without_thread_reported_.exchange(true)) {
       std::fprintf(stderr, "stitch: %s cannot keep the record of its world yet: %s\n",
                    agent->self().name.c_str(), error.what());
@@ -128,13 +128,7 @@ void WorldKeeper::run() {
       agent = agent_.lock();
     }
     if (!agent) return;
-    bool responsible = false;
-    bool unknown = false;
-    try {
-      responsible = keeps(*agent);
-    } catch (const std::bad_alloc&) {
-      unknown = true;  // it looks again soon
-    }
+    const bool responsible = keeps(*agent);
     const auto began = steady_clock::now();
     const bool there = !responsible || look_after_store(*agent, ending);
     interval = there ? kLookInterval : std::min(2 * interval, kLongestLookInterval);
@@ -145,9 +139,8 @@ void WorldKeeper::run() {
       changed_.notify_all();
     }
     const auto until = std::max(began + interval, steady_clock::now() + kLookInterval);
-    while (!stopped_ && changes_ == seen &&
-           (!(responsible || unknown) || steady_clock::now() < until)) {
-      if (responsible || unknown) {
+    while (!stopped_ && changes_ == seen && (!responsible || steady_clock::now() < until)) {
+      if (responsible) {
         changed_.wait_until(mutex_, until);
       } else {
         changed_.wait(mutex_);
@@ -157,18 +150,14 @@ void WorldKeeper::run() {
 }
 
 bool WorldKeeper::look_after_store(Agent& agent, bool ending) noexcept {
-  try {
-    auto failure = try_store(agent, ending);
-    // A file that is gone is another one at the second try. A world that ends makes none.
-    const bool gone = failure && failure->code() == ErrorCode::disconnected;
-    if (gone && opened_.reopen && !opened_.served && !ending) failure = try_store(agent, ending);
-    // Workers that start look for the host of a served store, too.
-    const bool away = failure && opened_.served && is_away(*failure);
-    if (failure && !away && !ending) report(agent, *failure);
-    return !away;
-  } catch (...) {
-    return true;  // there is no memory at the moment
-  }
+  auto failure = try_store(agent, ending);
+  // A file that is gone is another one at the second try. A world that ends makes none.
+  const bool gone = failure && failure->code() == ErrorCode::disconnected;
+  if (gone && opened_.reopen && !opened_.served && !ending) failure = try_store(agent, ending);
+  // Workers that start look for the host of a served store, too.
+  const bool away = failure && opened_.served && is_away(*failure);
+  if (failure && !away && !ending) report(agent, *failure);
+  return !away;
 }
 
 // Why the store has not the record of this world; nothing if it has, and is as it should be.
@@ -189,9 +178,6 @@ std::optional<Error> WorldKeeper::try_store(Agent& agent, bool ending) {
     // Also where the record cannot be written: who rings has found a former one, and joins by it.
     // Not for another world, which may be dead.
     if (ours && !ending) answer(*store_);
-  } catch (const std::bad_alloc&) {
-    if (opened_.reopen) store_ = nullptr;
-    throw;
   } catch (...) {
     // Its host is gone, or does not answer: another may serve it soon. A store of the program's own
     // may throw anything.

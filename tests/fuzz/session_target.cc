@@ -199,7 +199,7 @@ static bool run_membership(Choices choices) {
           std::vector<MembershipProtocol::Link> links;
           for (const auto& card : member.live_cards()) {
             if (card.info.id != member.self().id)
-              links.push_back({card.info.id, card.info.epoch, now, false});
+              links.push_back({card.info.id, card.info.epoch, now});
           }
           effects = member.on_tick(now, links);
           break;

@@ -258,6 +258,8 @@ void ShutdownStates::run_rounds(State state, bool elastic) {
     stitch::testing::TemporaryFolder times;
     ::setenv("SHUTDOWN_TEST_TIMES", (times.path() / "times").c_str(), 1);
     ForkedWorld world(kWorkers, [state, elastic](Options options) {
+      options.heartbeat_timeout = 1500ms;  // one that is stopped, or partitioned, is lost in time
+      options.reconnect_timeout = 1s;
       options.num_threads = 2;
       g_elastic = elastic;
       if (elastic) options.world_size = stitch::WorldSize::range(kWorkers, kWorkers);

@@ -78,17 +78,16 @@ std::atomic<int> times_run{0};
 int run_once_more() { return ++times_run; }
 
 TEST(Calls, AreNeverRepeated) {
-  const auto network = stitch::transport::LoopbackNetwork::process_wide();
   for (const auto lost : {stitch::rpc::wire::kRequest, stitch::rpc::wire::kReply}) {
     Cluster cluster(2, [](stitch::Options& options) { options.reconnect_timeout = 0s; });
     times_run = 0;
-    network->set_judge([lost](std::uint32_t, std::uint32_t, std::uint64_t,
-                              const stitch::transport::Message& message) {
+    stitch::transport::Faults::set_judge([lost](std::uint32_t, std::uint32_t, std::uint64_t,
+                                                const stitch::transport::Message& message) {
       return stitch::transport::Fate{.fail = stitch::transport::FrameView(message).kind() == lost};
     });
     const auto future = stitch::rpc_async<run_once_more>("worker1");
     EXPECT_TRUE(future.wait_for(std::chrono::seconds(20)));
-    network->set_judge(nullptr);
+    stitch::transport::Faults::set_judge(nullptr);
     EXPECT_EQ(future.error().code(), stitch::ErrorCode::disconnected) << future.error().what();
     // Its connection is gone for good: no other is opened, and leaving cannot be graceful.
     const auto later = stitch::rpc_async<run_once_more>("worker1");
@@ -101,18 +100,17 @@ TEST(Calls, AreNeverRepeated) {
 
 // Every sixth message breaks its connection.
 TEST(Calls, RunOnceThoughTheirConnectionsBreak) {
-  const auto network = stitch::transport::LoopbackNetwork::process_wide();
   Cluster cluster(2, [](stitch::Options& options) { options.reconnect_timeout = 10s; });
   times_run = 0;
   std::atomic<std::uint64_t> messages{0};
-  network->set_judge(
+  stitch::transport::Faults::set_judge(
       [&](std::uint32_t, std::uint32_t, std::uint64_t, const stitch::transport::Message& message) {
         const auto kind = stitch::transport::FrameView(message).kind();
         const bool call = kind == stitch::rpc::wire::kRequest || kind == stitch::rpc::wire::kReply;
         return stitch::transport::Fate{.fail = call && ++messages % 6 == 0};
       });
   for (int i = 1; i <= 60; ++i) EXPECT_EQ(stitch::rpc_sync<run_once_more>("worker1"), i);
-  network->set_judge(nullptr);
+  stitch::transport::Faults::set_judge(nullptr);
   EXPECT_GT(cluster[0].debug_info().at("rpc.reconnects"), 5);
   EXPECT_TRUE(cluster.shutdown().empty()) << "what was sent and received balances";
   EXPECT_EQ(times_run, 60);

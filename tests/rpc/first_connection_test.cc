@@ -58,9 +58,10 @@ class FirstConnection : public ::testing::Test {
     EXPECT_NE(effects.connect, nullptr);
     return effects.connect;
   }
-  Peer::Effects failed(const PeerConnectionPtr& connection) {
+  Peer::Effects failed(const PeerConnectionPtr& connection, bool no_process_listens = false) {
     Peer::Effects effects;
-    peer_.on_closed(connection, Error(stitch::ErrorCode::disconnected, "no route"), false, effects);
+    peer_.on_closed(connection, Error(stitch::ErrorCode::disconnected, "no route"),
+                    no_process_listens, effects);
     return effects;
   }
   // The peer's; this worker has sent OFFER.
@@ -138,6 +139,15 @@ TEST_F(FirstConnection, AnAttemptIsLikeAnyOtherOnceItIsNeeded) {
   peer_.on_timer(effects);
   ASSERT_TRUE(effects.connect);
   EXPECT_TRUE(failed(effects.connect).lost);
+}
+
+// A process listens before it makes its address known: one that does not has ended.
+TEST_F(FirstConnection, WhereNoProcessListensThePeerIsLostAtOnce) {
+  EXPECT_TRUE(failed(attempt(), true).lost);
+}
+
+TEST_F(FirstConnection, WhereNoProcessListensThePeerIsLostThoughNoCallNeedsIt) {
+  EXPECT_TRUE(failed(tried(), true).lost);
 }
 
 // The worker with the lower id may be trying by itself so long.

@@ -107,6 +107,7 @@ class Node {
     options.store = stitch::transport::make_hash_store();
     options.num_threads = 2;
     options.rpc_timeout = 20s;
+    options.heartbeat_timeout = 1500ms;
     auto loop = std::make_shared<stitch::base::EventLoop>("loop");
     agent_ = std::make_shared<Agent>(stitch::resolve_options(options), card_.info, loop,
                                      stitch::transport::make_trimmed_pool(1 << 20, loop));

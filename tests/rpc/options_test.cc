@@ -81,7 +81,8 @@ TEST(Options, HaveDefaults) {
   EXPECT_EQ(options.name, "worker3");
   EXPECT_EQ(options.rpc_timeout, 60s);
   EXPECT_EQ(options.shutdown_timeout, 30s);
-  EXPECT_EQ(options.reconnect_timeout, 1s);
+  EXPECT_EQ(options.reconnect_timeout, 10s);
+  EXPECT_EQ(options.heartbeat_timeout, 10s);
   EXPECT_GE(options.num_threads, 2);
 }
 

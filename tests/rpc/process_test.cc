@@ -51,6 +51,16 @@ TEST(Processes, AnswerThousandsOfCalls) {
   expect_clean(under_stitch_run(2, "throughput"), "5000 calls answered");
 }
 
+// What is over the limit is thrown away while it is read: the connection lasts.
+TEST(Processes, AMessageThatDoesNotFitIntoMemoryFailsItsCallAndNoOther) {
+  if (kAddressSanitizer || kThreadSanitizer) GTEST_SKIP() << "they map memory without end";
+  for (const char* transport : {"shm", "tcp"}) {
+    setenv("STITCH_TRANSPORTS", transport, 1);
+    expect_clean(under_stitch_run(2, "memory"), "12 of 12, 0 connections made again");
+  }
+  unsetenv("STITCH_TRANSPORTS");
+}
+
 TEST(Processes, MeetOverATcpStore) {
   const std::string port = std::to_string(20'000 + getpid() % 20'000);
   std::vector<std::unique_ptr<RunningCommand>> workers;

@@ -178,16 +178,20 @@ TEST(ReconnectFaults, EveryMessageArrivesOnceThoughConnectionsBreak) {
     // A burst that is broken before its first message has been handled is sent again as a whole: a
     // fault in each would go on without end.
     auto faults = std::make_shared<std::atomic<int>>(20);
-    network->set_judge(
-        [seed, faults](auto, auto, std::uint64_t sequence, const transport::Message&) {
-          const bool hit = (sequence * 2654435761u + seed * 40503u) % 97 == 0;
-          return transport::Fate{.fail = hit && faults->fetch_sub(1) > 0};
-        });
+    const auto messages = std::make_shared<std::atomic<std::uint64_t>>(0);
+    const stitch::testing::LoopbackFaults judged([seed, faults, messages](auto, auto, auto, auto&) {
+      const bool hit = (messages->fetch_add(1) * 2654435761u + seed * 40503u) % 97 == 0;
+      return transport::Fate{.fail = hit && faults->fetch_sub(1) > 0};
+    });
+    const auto endpoint_of = [&](std::uint32_t id) {
+      return transport::with_faults(
+          transport::make_loopback_endpoint(options_of(id, false), network),
+          transport::Faults::make({}, name_of(id), 1, id));
+    };
     Node a(0);
     Node b(1);
-    const std::vector<Member> members{
-        member_of(0, a.listen(transport::make_loopback_endpoint(options_of(0, false), network))),
-        member_of(1, b.listen(transport::make_loopback_endpoint(options_of(1, false), network)))};
+    const std::vector<Member> members{member_of(0, a.listen(endpoint_of(0))),
+                                      member_of(1, b.listen(endpoint_of(1)))};
     a.start(members);
     b.start(members);
     exchange_everything(a, b, 400, seed);

@@ -280,12 +280,11 @@ TEST(ShutdownAlone, AMessageCountsAsReceivedOnceItIsBeingServed) {
 // The messages lost with their connection make the sums differ permanently, and the leader has lost
 // no peer.
 TEST(ShutdownFaults, TwoFollowersThatHaveLostEachOtherDoNotBlockIt) {
-  const auto network = stitch::transport::LoopbackNetwork::process_wide();
   Cluster cluster(3, [](stitch::Options& options) { options.reconnect_timeout = 0s; });
   EXPECT_EQ(cluster[1].rpc_sync<one>("worker2"), 1);
   for (const bool fail : {false, true}) {
-    network->set_judge([fail](std::uint32_t from, std::uint32_t to, std::uint64_t,
-                              const stitch::transport::Message&) {
+    stitch::transport::Faults::set_judge([fail](std::uint32_t from, std::uint32_t to, std::uint64_t,
+                                                const stitch::transport::Message&) {
       const bool between = from == 1 && to == 2;
       return stitch::transport::Fate{.drop = between && !fail, .fail = between && fail};
     });
@@ -295,14 +294,13 @@ TEST(ShutdownFaults, TwoFollowersThatHaveLostEachOtherDoNotBlockIt) {
     const stitch::WorkerId other(static_cast<std::uint32_t>(3 - rank));
     EXPECT_TRUE(eventually([&] { return cluster[rank].agent()->peers().lost(other).has_value(); }));
   }
-  network->set_judge(nullptr);
+  stitch::transport::Faults::set_judge(nullptr);
   const auto start = Clock::now();
   EXPECT_TRUE(cluster.shutdown().empty());
   EXPECT_LT(Clock::now() - start, 10s);
 }
 
 TEST(ShutdownFaults, ABrokenConnectionDoesNotDisturbItWhicheverMessageItHits) {
-  const auto network = stitch::transport::LoopbackNetwork::process_wide();
   bool broke = true;
   for (std::uint64_t k = 0; broke; ++k) {
     ASSERT_LT(k, 200u) << "leaving needs no end of messages";
@@ -310,7 +308,7 @@ TEST(ShutdownFaults, ABrokenConnectionDoesNotDisturbItWhicheverMessageItHits) {
     EXPECT_EQ(cluster[1].rpc_sync<one>("worker2"), 1);
     std::atomic<std::uint64_t> count{0};
     std::atomic<bool> hit{false};
-    network->set_judge(
+    stitch::transport::Faults::set_judge(
         [&](std::uint32_t, std::uint32_t, std::uint64_t, const stitch::transport::Message&) {
           const bool fail = count++ == k;
           if (fail) hit = true;
@@ -319,7 +317,7 @@ TEST(ShutdownFaults, ABrokenConnectionDoesNotDisturbItWhicheverMessageItHits) {
     const auto start = Clock::now();
     EXPECT_TRUE(cluster.shutdown().empty()) << "message " << k;
     EXPECT_LT(Clock::now() - start, 10s) << "message " << k;
-    network->set_judge(nullptr);
+    stitch::transport::Faults::set_judge(nullptr);
     broke = hit;
   }
 }

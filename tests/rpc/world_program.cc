@@ -1,6 +1,7 @@
 // One worker of a world of processes, for process_test.cc. The first argument says what it does.
 #include <ATen/ATen.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -188,6 +189,49 @@ int forked_children_call_each_other(const std::string& file) {
   return good ? 0 : 1;
 }
 
+std::int64_t elements(at::Tensor tensor) { return tensor.numel(); }
+at::Tensor zeros(std::int64_t count) { return at::zeros({count}, at::kByte); }
+// This process may map so many bytes more.
+bool limit_memory(std::int64_t more) {
+  std::int64_t pages = 0;
+  std::ifstream("/proc/self/statm") >> pages;
+  const auto bytes = static_cast<rlim_t>(pages * 4096 + more);
+  const rlimit limit{bytes, bytes};
+  return ::setrlimit(RLIMIT_AS, &limit) == 0;
+}
+// Worker 1 asks for what it cannot hold.
+bool fetch_too_much(std::int64_t count) {
+  try {
+    static_cast<void>(stitch::rpc_sync<zeros>("worker0", count));
+    return false;
+  } catch (const stitch::Error& error) {
+    std::printf("fetching: %s\n", error.what());
+    return error.code() == stitch::ErrorCode::overloaded;
+  }
+}
+
+// A message that its receiver cannot hold fails its own call and no other.
+int outgrow_the_memory(const stitch::Worker& self) {
+  constexpr std::int64_t kSome = std::int64_t{1} << 20, kMuch = std::int64_t{400} << 20;
+  if (self.rank() == 1) return 0;  // serves
+  if (!stitch::rpc_sync<limit_memory>("worker1", kMuch / 2)) return 1;
+  int right = 0;
+  for (int round = 0; round < 3; ++round) {
+    right += stitch::rpc_sync<elements>("worker1", zeros(kSome)) == kSome ? 1 : 0;
+    try {
+      static_cast<void>(stitch::rpc_sync<elements>("worker1", zeros(kMuch)));
+    } catch (const stitch::Error& error) {
+      std::printf("sending: %s\n", error.what());
+      right += error.code() == stitch::ErrorCode::overloaded ? 1 : 0;
+    }
+    right += stitch::rpc_sync<fetch_too_much>("worker1", kMuch) ? 1 : 0;
+    right += stitch::rpc_sync<elements>("worker1", zeros(kSome)) == kSome ? 1 : 0;
+  }
+  const auto reconnects = self.debug_info().at("rpc.reconnects");
+  std::printf("%d of 12, %d connections made again\n", right, static_cast<int>(reconnects));
+  return 0;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) try {
@@ -198,6 +242,7 @@ int main(int argc, char** argv) try {
   if (what == "death") return survive_a_death<die>(self);
   if (what == "death with a child") return survive_a_death<die_and_leave_a_child>(self);
   if (what == "stop") return survive_a_stop(self);
+  if (what == "memory") return outgrow_the_memory(self);
   if (what == "throughput") return throughput(self);
   if (what == "nothing") return 0;
   std::fprintf(stderr, "unknown: %s\n", what.c_str());

@@ -80,7 +80,7 @@ TEST(MembershipSimulation, AProbeThatDecidesNothingDoesNotTakeItsTurnFromTheJudg
   const MemberCard other{{"w1", WorkerId(1), 1}, {}, {}};
   // When one of them declares the other dead, its first probe failing or not.
   const auto verdict_after = [&](const MemberCard& self, const MemberCard& lost, bool fails) {
-    Protocol protocol(self, {});
+    Protocol protocol(self, {.heartbeat_timeout = milliseconds(1500)});
     const KnownLife lives[] = {{self}, {lost}};
     protocol.start(lives);
     const Protocol::Time start{std::chrono::hours(1)};
@@ -112,7 +112,7 @@ TEST(MembershipSimulation, AProbeDuringAPauseOfTheJudgeDecidesNothing) {
   const MemberCard judge{{"w0", WorkerId(0), 1}, {}, {}};
   const MemberCard other{{"w1", WorkerId(1), 1}, {}, {}};
   const auto verdicts = [&](milliseconds pause, bool tick_first) {
-    Protocol protocol(judge, {});
+    Protocol protocol(judge, {.heartbeat_timeout = milliseconds(1500)});
     const KnownLife lives[] = {{judge}, {other}};
     protocol.start(lives);
     Protocol::Time now{std::chrono::hours(1)};

@@ -24,6 +24,7 @@ using Ms = std::chrono::milliseconds;
 using Effects = MembershipProtocol::Effects;
 
 inline constexpr Ms kConnectTimeout{1000};
+inline constexpr Ms kHeartbeatTimeout{1500};
 
 struct Frame {
   enum class Kind { work, heartbeat, notice } kind = Kind::work;
@@ -42,6 +43,7 @@ struct Node {
   bool doomed = false;  // will be killed or frozen early
   bool leaving = false, refused = false;
   std::uint64_t tickets = 0;
+  int ticks = 0;
   std::set<std::pair<std::uint32_t, std::uint64_t>> joined{};  // lives, as this one was told
   std::set<std::pair<std::uint32_t, std::uint64_t>> over{};
   std::vector<std::function<void()>> postponed{};  // until it runs again
@@ -58,7 +60,6 @@ struct Link {
   struct End {
     simulation::Channel<Frame> incoming{};
     Time heard{};
-    bool sent = false;
     bool lost = false;    // it knows
     bool trying = false;  // it waits for the connection to be made
   };
@@ -84,8 +85,9 @@ class World : public simulation::History {
   // ---- the workers
   Node& add_node(std::uint32_t id, std::uint64_t epoch, bool member) {
     MemberCard card{{"w" + std::to_string(id), WorkerId(id), epoch}, {}, {}};
-    nodes_.push_back(std::make_unique<Node>(
-        Node{nodes_.size(), MembershipProtocol(std::move(card), {}), member}));
+    nodes_.push_back(std::make_unique<Node>(Node{
+        nodes_.size(),
+        MembershipProtocol(std::move(card), {.heartbeat_timeout = kHeartbeatTimeout}), member}));
     return *nodes_.back();
   }
   Node* node_of(const WorkerInfo& info) {
@@ -124,7 +126,6 @@ class World : public simulation::History {
       at(now_ + kConnectTimeout, [this, &from, &to] { lose(from, to, "refused", true); });
       return;
     }
-    between.ends[from.index].sent = true;
     Link::End& there = between.ends[to.index];
     there.incoming.push_back(std::move(frame));
     if (between.state == Link::State::none) {
@@ -276,8 +277,17 @@ class World : public simulation::History {
   void tick(Node& node) {
     if (!node.running) return;
     if (node.stopped) return node.postponed.push_back([this, &node] { tick(node); });
+    if (++node.ticks % MembershipProtocol::kTicks == 0) beat(node);
     perform(node, node.protocol.on_tick(now_, links_of(node)));
     schedule_tick(node);
+  }
+  void beat(Node& node) {
+    for (const auto& other : nodes_) {
+      if (other.get() == &node) continue;
+      const Link& between = link(node, *other);
+      if (between.state == Link::State::bound && !between.ends.at(node.index).lost)
+        send(node, *other, {Frame::Kind::heartbeat, {}, node.protocol.digest()});
+    }
   }
   std::vector<MembershipProtocol::Link> links_of(Node& node) {
     std::vector<MembershipProtocol::Link> links;
@@ -288,7 +298,7 @@ class World : public simulation::History {
       if (end.lost || between.state == Link::State::ended) continue;
       const bool bound = between.state == Link::State::bound;
       const WorkerInfo& info = other->info();
-      links.push_back({info.id, info.epoch, end.heard, std::exchange(end.sent, false), bound});
+      links.push_back({info.id, info.epoch, end.heard, bound});
     }
     return links;
   }
@@ -350,10 +360,6 @@ class World : public simulation::History {
     }
     for (auto& [to, notice] : effects.send) {
       if (Node* other = node_of(to)) send(node, *other, {Frame::Kind::notice, std::move(notice)});
-    }
-    for (const WorkerInfo& to : effects.heartbeats) {
-      if (Node* other = node_of(to))
-        send(node, *other, {Frame::Kind::heartbeat, {}, node.protocol.digest()});
     }
     for (const WorkerInfo& to : effects.reach) {
       Node* other = node_of(to);

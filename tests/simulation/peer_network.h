@@ -308,7 +308,7 @@ class SimulatedNetwork : public simulation::History {
     const std::string address;
 
     // Whether the other end would be heard if it said something.
-    [[nodiscard]] bool heard() const {
+    [[nodiscard]] bool is_heard() const {
       const LinePtr peer = other();
       if (ended_ || lost_ || !peer || peer->ended_ || cut_off()) return false;
       const Host& there = network_.hosts_[peer->host];

@@ -163,7 +163,7 @@ class World final : public SimulatedNetwork {
         View& view = self.views[life->info()];
         auto* const line = bound ? static_cast<Line*>(bound->connection.get()) : nullptr;
         if (line != nullptr) line->use();
-        view.silent = line == nullptr || line->heard() ? 0 : view.silent + 1;
+        view.silent = line == nullptr || line->is_heard() ? 0 : view.silent + 1;
         if (view.silent > kSilentTicks)
           self.table->end(life->info(), Error(ErrorCode::disconnected, "it was silent"), false);
       }

@@ -204,18 +204,31 @@ TEST_F(Sessions, AcknowledgeWhatCameWhileTheyCouldNotSend) {
 
 TEST_F(Sessions, AskOnceForAnAcknowledgmentAndNotForHeartbeats) {
   const auto connection = attach(1);
-  static_cast<void>(session.receive(numbered(1, {}, wire::kHeartbeat)));
+  EXPECT_EQ(session.receive(numbered(0, {}, wire::kHeartbeat)), Session::Arrival::unnumbered);
   EXPECT_FALSE(session.received_one());
-  static_cast<void>(session.receive(numbered(2, {})));
+  static_cast<void>(session.receive(numbered(1, {})));
   EXPECT_TRUE(session.received_one());
-  static_cast<void>(session.receive(numbered(3, {})));
+  static_cast<void>(session.receive(numbered(2, {})));
   EXPECT_FALSE(session.received_one()) << "it was asked for";
   session.acknowledge_now();
   ASSERT_EQ(connection->count(wire::kReceived), 1u);
-  EXPECT_EQ(connection->numbers.back().received[0], 3u);
-  static_cast<void>(session.receive(numbered(4, {})));
+  EXPECT_EQ(connection->numbers.back().received[0], 2u);
+  static_cast<void>(session.receive(numbered(3, {})));
   EXPECT_TRUE(session.received_one());
   connection->finish(std::nullopt);
+}
+
+TEST_F(Sessions, SendOneHeartbeatAtATimeAndKeepNone) {
+  session.beat(7);
+  const auto connection = attach(1);
+  session.beat(8);
+  session.beat(9);
+  EXPECT_EQ(connection->count(wire::kHeartbeat), 1u) << "the one before has not been written";
+  connection->finish(std::nullopt);
+  session.beat(10);
+  EXPECT_EQ(connection->count(wire::kHeartbeat), 2u);
+  connection->finish(std::nullopt);
+  EXPECT_EQ(session.statistics().kept_messages, 0u);
 }
 
 TEST_F(Sessions, TellTheEndOfWhatATransportHoldsWhenThatLetsGoOfIt) {

@@ -23,7 +23,6 @@ Cluster::Cluster(int size, const std::function<void(Options&)>& adjust) {
         options.world_size = size;
         options.store = store;
         options.num_threads = 2;
-        options.heartbeat_timeout = std::chrono::seconds(10);
         if (adjust) adjust(options);
         started[static_cast<std::size_t>(rank)].emplace(init(std::move(options)));
       } catch (...) {

@@ -3,19 +3,22 @@
 #include <cstdint>
 #include <utility>
 
-#include "stitch/transport/loopback/loopback_endpoint.h"
+#include "stitch/transport/faults/faults.h"
 #include "stitch/transport/wire/frame.h"
 
 namespace stitch::testing {
 
-// While it lives, `judge` sees every message between the loopback endpoints of this process and
-// decides its fate: delivered, delayed, repeated, dropped, or the connection fails. One at a time.
+// The connections of a program that includes this have judges.
+inline const bool kJudged = (transport::Faults::expect_judges(), true);
+
+// While it lives, `judge` sees every message between the workers of this process and decides its
+// fate: delivered, delayed, repeated, dropped, or the connection fails. One at a time.
 class LoopbackFaults {
  public:
-  explicit LoopbackFaults(transport::LoopbackNetwork::Judge judge) {
-    transport::LoopbackNetwork::process_wide()->set_judge(std::move(judge));
+  explicit LoopbackFaults(transport::Faults::Judge judge) {
+    transport::Faults::set_judge(std::move(judge));
   }
-  ~LoopbackFaults() { transport::LoopbackNetwork::process_wide()->set_judge(nullptr); }
+  ~LoopbackFaults() { transport::Faults::set_judge(nullptr); }
   LoopbackFaults(const LoopbackFaults&) = delete;
   LoopbackFaults& operator=(const LoopbackFaults&) = delete;
 };

@@ -1,10 +1,14 @@
 // Reuse of the memory of large buffers.
+#include <sys/resource.h>
+
+#include <fstream>
 #include <limits>
 
 #include "stitch/base/event_loop.h"
 #include "stitch/base/freed_memory.h"
 #include "stitch/transport/block_pool.h"
 #include "stitch/transport/trimmed_pool.h"
+#include "tests/support/forked_child.h"
 #include "tests/support/plain_test.h"
 #include "tests/support/resident_memory.h"
 
@@ -396,6 +400,30 @@ TEST(BlockPool, SeveralThreadsAllocateAndFree) {
   EXPECT_LE(statistics.kept_bytes, 20 * kMiB);
   EXPECT_EQ(statistics.fresh + statistics.reused, static_cast<std::uint64_t>(kThreads * kRounds));
   EXPECT_GE(asked.load(), 1);
+}
+
+// It runs in a child: the limit is one of the process.
+TEST(BlockPool, GivesBackWhatItKeepsBeforeItFails) {
+  constexpr std::size_t kHalf = std::size_t{512} << 20;
+  testing::ForkedChild child([] {
+    const auto pool = std::make_shared<BlockPool>(4 * kHalf, nullptr);
+    { const Buffer kept = pool->allocate(Device{}, kHalf); }
+    std::int64_t pages = 0;
+    std::ifstream("/proc/self/statm") >> pages;
+    const rlim_t bytes = static_cast<rlim_t>(pages) * 4096 + kHalf / 2;
+    const rlimit limit{bytes, bytes};
+    if (pool->statistics().kept_bytes == 0 || ::setrlimit(RLIMIT_AS, &limit) != 0) return 2;
+    // Another size: what is kept has to go first.
+    const Buffer other = pool->allocate(Device{}, kHalf / 4 * 5);
+    if (other.data == nullptr || pool->statistics().kept_bytes != 0) return 3;
+    try {
+      static_cast<void>(pool->allocate(Device{}, kHalf));
+    } catch (const Error& error) {
+      return error.code() == ErrorCode::overloaded ? 0 : 4;
+    }
+    return 5;
+  });
+  EXPECT_EQ(child.wait(), 0);
 }
 
 }  // namespace

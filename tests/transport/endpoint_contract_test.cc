@@ -131,19 +131,57 @@ TEST_P(EndpointContract, UsesTheReceiversAllocator) {
   EXPECT_EQ(allocations, 2);
 }
 
-TEST_P(EndpointContract, AnAllocatorThatFailsBreaksOnlyItsConnection) {
+// TensorPipe cannot throw away what it reads: there the connection ends.
+TEST_P(EndpointContract, AMessageWhoseBuffersHaveNoMemoryComesWithoutThem) {
   EndpointOptions server = options(1, "server");
-  server.allocator = [](Device, std::size_t bytes) -> Buffer {
-    throw Error(ErrorCode::overloaded, "no room for " + std::to_string(bytes) + " bytes");
+  server.allocator = [](Device device, std::size_t bytes) -> Buffer {
+    if (bytes > 3 * kMiB)
+      throw Error(ErrorCode::overloaded, "no room for " + std::to_string(bytes) + " bytes");
+    return allocate_buffer(device, bytes);
   };
   auto pair = make_pair(std::move(server), options(2, "client"));
   join_pair(*pair);
-  Message message = make_message("m");
-  message.buffers.push_back(make_filled_buffer(100000, 1));
-  pair->to_server->send(std::move(message), pair->client->done());
-  ASSERT_TRUE(pair->server->wait_closed());
-  EXPECT_EQ(pair->server->closed_code(), ErrorCode::overloaded);
-  EXPECT_TRUE(pair->client->wait_closed());
+  const auto send = [&](const std::string& text, const std::vector<std::size_t>& sizes) {
+    Message message = make_message(text);
+    for (const std::size_t bytes : sizes) message.buffers.push_back(make_filled_buffer(bytes, 1));
+    pair->to_server->send(std::move(message), pair->client->done());
+  };
+  send("small", {100});
+  send("too large", {kMiB, 5 * kMiB, 7, 4 * kMiB});
+  send("large", {2 * kMiB});
+  if (std::string(GetParam().name).starts_with("tensorpipe")) {
+    ASSERT_TRUE(pair->server->wait_closed());
+    EXPECT_EQ(pair->server->closed_code(), ErrorCode::overloaded);
+    return;
+  }
+  ASSERT_TRUE(pair->server->wait_messages(3)) << pair->server->closed_text();
+  const auto messages = pair->server->take_messages();
+  EXPECT_FALSE(lacks_buffers(messages[0]));
+  EXPECT_TRUE(lacks_buffers(messages[1]));
+  EXPECT_EQ(text_of(messages[1]), "too large");
+  ASSERT_EQ(messages[1].buffers.size(), 4U);
+  for (const Buffer& buffer : messages[1].buffers) EXPECT_EQ(buffer.data, nullptr);
+  EXPECT_EQ(messages[1].buffers[1].bytes, 5 * kMiB);
+  EXPECT_EQ(text_of(messages[2]), "large");
+  EXPECT_TRUE(is_filled(messages[2].buffers[0], 2 * kMiB, 1));
+  EXPECT_TRUE(pair->client->wait_sends_done());
+  EXPECT_EQ(pair->client->failed(), 0U);
+}
+
+// A part of a message is a sign of life.
+TEST_P(EndpointContract, SaysWhenSomethingOfThePeerLastArrived) {
+  const auto pair = connected();
+  std::this_thread::sleep_for(std::chrono::milliseconds(30));
+  const auto before = std::chrono::steady_clock::now();
+  EXPECT_LT(pair->server->connection()->heard(), before);
+  pair->to_server->send(make_message("m"), pair->client->done());
+  ASSERT_TRUE(pair->server->wait_messages(1));
+  // It is noted a moment after the message has been delivered, by a coarse clock.
+  const auto heard = [&] { return pair->server->connection()->heard(); };
+  while (heard() < before - std::chrono::milliseconds(20) &&
+         std::chrono::steady_clock::now() < before + std::chrono::seconds(20))
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  EXPECT_GE(heard(), before - std::chrono::milliseconds(20));
 }
 
 TEST_P(EndpointContract, SeveralThreadsSendThousandsOfMessages) {

@@ -470,24 +470,35 @@ TEST(Record, TheFrameIsThereBeforeMemoryIsAskedForWhatComesBesideIt) {
   }
 }
 
-TEST(Record, AnAllocatorThatThrowsIsPassedOn) {
-  for (const unsigned kind : {kMessage, kBulk}) {
-    Pipe pipe(kMiB);
-    pipe.put(kind == kBulk
-                 ? Raw().header(kind, 1, 1, {10}).header(kData, 0, 11, {}).filler(11).bytes
-                 : Raw().header(kind, 1, 1, {10}).filler(11).bytes);
+// In whatever pieces it arrives; the next message is whole.
+TEST(Record, ALargeMessageWithoutMemoryIsThrownAwayWhileItIsRead) {
+  for (const std::size_t room : {std::size_t{64}, 5 * kKiB, kMiB}) {
+    Pipe pipe(room);
+    std::vector<Message> messages;
     RecordReader reader(
-        [](const base::Bytes&, std::size_t) -> Buffer { throw Error(ErrorCode::overloaded, "no"); },
-        [] {
-          return RecordReader::Limits{100, 100, true};
+        [](const base::Bytes&, std::size_t bytes) -> Buffer {
+          if (bytes > 300'000) throw Error(ErrorCode::overloaded, "no");
+          return allocate_buffer({}, bytes);
         },
-        [](Message) { FAIL(); });
-    try {
-      reader.read(pipe);
-      FAIL();
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), ErrorCode::overloaded);
+        [] {
+          return RecordReader::Limits{kMiB, kMiB, true};
+        },
+        [&](Message message) { messages.push_back(std::move(message)); });
+    RecordWriter writer;
+    RecordWriter::Finished finished;
+    writer.queue({make_numbered(1, 40'000, {100, 500'000, 7, 400'000}), nullptr});
+    writer.queue({make_numbered(2, 40'000, {200'000}), nullptr});
+    while (!writer.empty()) {
+      writer.flush(pipe, finished);
+      while (reader.read(pipe)) {
+      }
     }
+    ASSERT_EQ(messages.size(), 2U);
+    EXPECT_TRUE(lacks_buffers(messages[0]));
+    EXPECT_EQ(messages[0].frame.size(), 40'000U);
+    ASSERT_EQ(messages[0].buffers.size(), 4U);
+    EXPECT_EQ(messages[0].buffers[3].bytes, 400'000U);
+    EXPECT_TRUE(equal(messages[1], make_numbered(2, 40'000, {200'000})));
   }
 }
 

@@ -28,12 +28,24 @@ std::uint64_t hash_name(std::string_view name) noexcept {
   return hash;
 }
 
+struct Judges {
+  std::atomic<bool> expected{false};
+  std::atomic<std::uint64_t> messages{0};
+  base::Mutex mutex;
+  std::shared_ptr<const Faults::Judge> judge STITCH_GUARDED_BY(mutex);
+};
+Judges& judges() noexcept {
+  static auto* const judges = new Judges;  // connections may outlive static objects
+  return *judges;
+}
+
 void end_process(bool kill) noexcept { ::kill(::getpid(), kill ? SIGKILL : SIGSTOP); }
 
 }  // namespace
 
-std::shared_ptr<Faults> Faults::make(FaultPlan plan, std::string self, std::uint64_t epoch) {
-  return std::shared_ptr<Faults>(new Faults(std::move(plan), std::move(self), epoch),
+std::shared_ptr<Faults> Faults::make(FaultPlan plan, std::string self, std::uint64_t epoch,
+                                     std::uint32_t id) {
+  return std::shared_ptr<Faults>(new Faults(std::move(plan), std::move(self), epoch, id),
                                  [](Faults* faults) {
                                    // The last reference may be one of its own thread, which cannot
                                    // wait for itself.
@@ -45,8 +57,28 @@ std::shared_ptr<Faults> Faults::make(FaultPlan plan, std::string self, std::uint
                                  });
 }
 
-Faults::Faults(FaultPlan plan, std::string self, std::uint64_t epoch)
-    : plan_(std::move(plan)), self_(std::move(self)), epoch_(epoch) {
+void Faults::expect_judges() noexcept { judges().expected.store(true); }
+bool Faults::judges_expected() noexcept { return judges().expected.load(); }
+
+void Faults::set_judge(Judge judge) {
+  // After the swap: the former judge, destroyed after the lock is released.
+  auto shared = judge ? std::make_shared<const Judge>(std::move(judge)) : nullptr;
+  base::MutexLock lock(judges().mutex);
+  judges().judge.swap(shared);
+}
+
+Fate Faults::judge(std::uint32_t from, std::uint32_t to, const Message& message) {
+  std::shared_ptr<const Judge> judge;
+  {
+    base::MutexLock lock(judges().mutex);
+    judge = judges().judge;
+  }
+  const std::uint64_t sequence = judges().messages.fetch_add(1);
+  return judge ? (*judge)(from, to, sequence, message) : Fate{};
+}
+
+Faults::Faults(FaultPlan plan, std::string self, std::uint64_t epoch, std::uint32_t id)
+    : plan_(std::move(plan)), self_(std::move(self)), epoch_(epoch), id_(id) {
   thread_.post([this] { thread_id_.store(base::this_thread_id()); });
   for (const auto& each : plan_.strikes) {
     if (!is_for_this_life(each) || each.at != FaultPlan::Strike::At::time) continue;

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -15,6 +16,14 @@
 
 namespace stitch::transport {
 
+// What befalls one message where a test decides that: see Faults::Judge.
+struct Fate {
+  bool drop = false;                   // lost, while its send succeeds
+  bool fail = false;                   // the connection is cut instead
+  int copies = 1;                      // more than 1: duplicated
+  std::chrono::microseconds delay{0};  // sent later; later messages overtake it
+};
+
 // The faults of one worker: what its FaultPlan says, applied to its connections (with_faults()) and
 // to its process. Reproducible: what happens to the n-th message over the k-th connection to a peer
 // depends on the seed, the two names, k and n alone. Shared by the worker and its endpoints.
@@ -23,12 +32,25 @@ class Faults {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // The time of the plan begins now. `self` is the worker's name, `epoch` that of its life. Throws
+  // The time of the plan begins now. `self` is the worker's name, `epoch` that of its life, `id`
+  // what judges call it. Throws
   // Error(overloaded) when the system has no thread for it.
   [[nodiscard]] static std::shared_ptr<Faults> make(FaultPlan plan, std::string self,
-                                                    std::uint64_t epoch = 1);
+                                                    std::uint64_t epoch = 1, std::uint32_t id = 0);
+
+  // For tests. From the first call of expect_judges() on, all connections of this process that are
+  // made through with_faults() ask the judge, if there is one, about each message: the
+  // `sequence`-th of the process from one worker id to another, on the thread that sends it, or
+  // that finds the connection open, without a lock.
+  using Judge = std::function<Fate(std::uint32_t from, std::uint32_t to, std::uint64_t sequence,
+                                   const Message& message)>;
+  static void expect_judges() noexcept;
+  [[nodiscard]] static bool judges_expected() noexcept;
+  static void set_judge(Judge judge);
+  [[nodiscard]] static Fate judge(std::uint32_t from, std::uint32_t to, const Message& message);
 
   [[nodiscard]] const FaultPlan& plan() const noexcept { return plan_; }
+  [[nodiscard]] std::uint32_t id() const noexcept { return id_; }
   // The worker has served one more call, or done one more step: the process may end here.
   void on_call() noexcept { strike(FaultPlan::Strike::At::call, calls_.fetch_add(1) + 1); }
   void on_step() noexcept { strike(FaultPlan::Strike::At::step, steps_.fetch_add(1) + 1); }
@@ -52,7 +74,7 @@ class Faults {
   [[nodiscard]] base::TaskThread& thread() noexcept { return thread_; }
 
  private:
-  Faults(FaultPlan plan, std::string self, std::uint64_t epoch);
+  Faults(FaultPlan plan, std::string self, std::uint64_t epoch, std::uint32_t id);
   ~Faults() = default;
   [[nodiscard]] bool is_for_this_life(const FaultPlan::Strike& strike) const noexcept {
     return strike.worker == self_ && strike.epoch == epoch_;
@@ -62,6 +84,7 @@ class Faults {
   const FaultPlan plan_;
   const std::string self_;
   const std::uint64_t epoch_;
+  const std::uint32_t id_;
   const Clock::time_point begin_ = Clock::now();
   std::atomic<std::uint64_t> calls_{0};
   std::atomic<std::uint64_t> steps_{0};

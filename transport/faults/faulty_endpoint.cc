@@ -28,6 +28,14 @@ std::size_t bytes_of(const Message& message) {
   return bytes;
 }
 
+// Its sender may change what it has sent.
+Message copy_of(const Message& message) {
+  Message copy;
+  copy.frame.append(message.frame.data(), message.frame.size());
+  copy.buffers = message.buffers;
+  return copy;
+}
+
 // A connection whose messages meet with faults on the way to the one behind it. What is held back
 // keeps its order, in one queue for small messages and one for large ones, and one thread at a time
 // passes it on. Held by its owner and by the callbacks of the one behind it. Thread contract: as
@@ -78,10 +86,13 @@ class FaultyConnection final : public Connection,
 
   [[nodiscard]] const Hello& peer() const override { return peer_; }
   void send(Message message, SendDone done) override STITCH_EXCLUDES(mutex_) {
+    std::optional<Fate> fate;
+    if (Faults::judges_expected() && is_open())
+      fate = Faults::judge(faults_->id(), peer_.id, message);
     {
       base::MutexLock lock(mutex_);
       if (!ended_) {
-        hold({std::move(message), std::move(done)});
+        hold({std::move(message), std::move(done), fate});
         message = {};
         done = nullptr;
       }
@@ -102,6 +113,10 @@ class FaultyConnection final : public Connection,
   [[nodiscard]] bool holds_back() const override {
     const auto behind = inner();
     return behind && behind->holds_back();
+  }
+  [[nodiscard]] Clock::time_point heard() const override {
+    const auto behind = inner();
+    return behind ? behind->heard() : Clock::now();
   }
   [[nodiscard]] bool within_host() const override {
     const auto behind = inner();
@@ -126,6 +141,7 @@ class FaultyConnection final : public Connection,
   struct Held {
     Message message;
     SendDone done;
+    std::optional<Fate> fate{};  // once it is judged
     std::uint64_t number = 0;
     Clock::time_point due{};
   };
@@ -137,6 +153,11 @@ class FaultyConnection final : public Connection,
   [[nodiscard]] std::shared_ptr<Connection> inner() const STITCH_EXCLUDES(mutex_) {
     base::MutexLock lock(mutex_);
     return inner_;
+  }
+
+  [[nodiscard]] bool is_open() const STITCH_EXCLUDES(mutex_) {
+    base::MutexLock lock(mutex_);
+    return open_;
   }
 
   void open(const std::shared_ptr<Connection>& behind) STITCH_EXCLUDES(mutex_) {
@@ -222,13 +243,17 @@ class FaultyConnection final : public Connection,
         passing_ = true;
         behind = inner_;
       }
+      const std::unique_ptr<FaultyConnection, void (*)(FaultyConnection*)> passed(
+          this, [](FaultyConnection* connection) {  // also when a callback throws
+            base::MutexLock lock(connection->mutex_);
+            connection->passing_ = false;
+          });
       deliver(behind, std::move(*held));
-      base::MutexLock lock(mutex_);
-      passing_ = false;
     }
   }
 
   void deliver(const std::shared_ptr<Connection>& behind, Held held) {
+    if (Faults::judges_expected() && !pass_judge(behind, held)) return;
     const auto& plan = faults_->plan();
     if (cuts_ && dice_.roll(held.number, kDrop) < plan.drop) {
       held.message = {};
@@ -248,6 +273,29 @@ class FaultyConnection final : public Connection,
       return;
     }
     behind->send(std::move(held.message), std::move(held.done));
+  }
+
+  // False: the judge has decided otherwise, and the message has met its fate.
+  [[nodiscard]] bool pass_judge(const std::shared_ptr<Connection>& behind, Held& held) {
+    const Fate fate = held.fate ? *held.fate : Faults::judge(faults_->id(), peer_.id, held.message);
+    if (fate.fail) {
+      const Error why(ErrorCode::disconnected,
+                      "connection " + describe() + " was broken by an injected fault");
+      if (held.done) held.done(why);
+      close(why);
+      return false;
+    }
+    for (int i = 1; i < fate.copies && !fate.drop; ++i)
+      behind->send(copy_of(held.message), nullptr);
+    if (!fate.drop && fate.delay.count() == 0) return true;
+    if (!fate.drop) {
+      faults_->thread().post_at(Clock::now() + fate.delay,
+                                [behind, late = copy_of(held.message)]() mutable {
+                                  behind->send(std::move(late), nullptr);
+                                });
+    }
+    if (held.done) held.done(std::nullopt);
+    return false;
   }
 
   void cut(const char* fault) {
@@ -335,7 +383,8 @@ class FaultyEndpoint final : public Endpoint {
 
 std::unique_ptr<Endpoint> with_faults(std::unique_ptr<Endpoint> endpoint,
                                       std::shared_ptr<Faults> faults) {
-  if (!faults || !faults->plan().touches_connections()) return endpoint;
+  if (!faults) return endpoint;
+  if (!faults->plan().touches_connections() && !Faults::judges_expected()) return endpoint;
   return std::make_unique<FaultyEndpoint>(std::move(endpoint), std::move(faults));
 }
 

@@ -4,15 +4,12 @@
 
 #include <atomic>
 #include <cstring>
-#include <exception>
 #include <map>
 #include <memory>
-#include <new>
 #include <utility>
 #include <vector>
 
 #include "stitch/base/mutex.h"
-#include "stitch/base/patience.h"
 #include "stitch/base/task_thread.h"
 #include "stitch/transport/connection_set.h"
 #include "stitch/transport/endpoint_shell.h"
@@ -64,8 +61,7 @@ class LoopbackEndpointState : public std::enable_shared_from_this<LoopbackEndpoi
 
 }  // namespace
 
-// The listening endpoints by address, and the judge that injects faults. Thread contract: any
-// thread.
+// The listening endpoints by address. Thread contract: any thread.
 class LoopbackNetwork::Impl {
  public:
   [[nodiscard]] std::string add(const std::shared_ptr<LoopbackEndpointState>& endpoint) {
@@ -83,29 +79,11 @@ class LoopbackNetwork::Impl {
     const auto found = listeners_.find(address);
     return found == listeners_.end() ? nullptr : found->second.lock();
   }
-  void set_judge(Judge judge) {
-    // After the swap: the old judge, destroyed after the lock is released.
-    auto shared = judge ? std::make_shared<const Judge>(std::move(judge)) : nullptr;
-    base::MutexLock lock(mutex_);
-    judge_.swap(shared);
-  }
-  [[nodiscard]] Fate judge(std::uint32_t from, std::uint32_t to, const Message& message) {
-    const std::uint64_t sequence = messages_.fetch_add(1, std::memory_order_relaxed);
-    std::shared_ptr<const Judge> judge;
-    {
-      base::MutexLock lock(mutex_);
-      judge = judge_;
-    }
-    return judge ? (*judge)(from, to, sequence, message) : Fate{};
-  }
-  [[nodiscard]] std::uint64_t messages() const { return messages_.load(std::memory_order_relaxed); }
 
  private:
-  std::atomic<std::uint64_t> messages_{0};
   base::Mutex mutex_;
   std::uint64_t last_port_ STITCH_GUARDED_BY(mutex_) = 0;
   std::map<std::string, std::weak_ptr<LoopbackEndpointState>> listeners_ STITCH_GUARDED_BY(mutex_);
-  std::shared_ptr<const Judge> judge_ STITCH_GUARDED_BY(mutex_);
 };
 
 namespace {
@@ -120,10 +98,7 @@ class LoopbackConnection final : public HandshakingConnection {
       : HandshakingConnection(endpoint->options, role, std::move(events), endpoint->thread),
         endpoint_(std::move(endpoint)),
         peer_endpoint_(std::move(peer_endpoint)),
-        name_(std::move(name)),
-        closed_(ErrorCode::disconnected, "connection " + name_ + " is closed"),
-        closed_by_peer_(ErrorCode::disconnected,
-                        "connection " + name_ + " was closed by the peer") {}
+        name_(std::move(name)) {}
 
   void send(Message message, SendDone done) override;
   [[nodiscard]] std::string describe() const override { return name_; }
@@ -145,6 +120,7 @@ class LoopbackConnection final : public HandshakingConnection {
     if (reading_) static_cast<void>(received_handshake(message));
   }
   void deliver(Message message) {
+    note_heard();
     if (reading_ && !in_handshake()) received(std::move(message));
   }
   void finish_reading(const Error& error) {
@@ -159,15 +135,13 @@ class LoopbackConnection final : public HandshakingConnection {
   }
 
  private:
-  // A message in flight: one copy of it per delivery, in memory of the receiver.
+  // A message in flight, in memory of the receiver.
   struct Parcel {
-    Fate fate;
-    std::vector<std::unique_ptr<Message>> copies;
+    Message copy;
     std::optional<Error> violation;  // the reason for which the receiver refuses it
     SendDone done;
-    std::optional<Error> failure;  // of the sending
   };
-  using ParcelPtr = std::unique_ptr<Parcel>;  // a task with it takes no memory
+  using ParcelPtr = std::unique_ptr<Parcel>;
   void pack(const Message& message, Parcel& parcel) const;
   void transmit(ParcelPtr parcel);
   [[nodiscard]] std::shared_ptr<LoopbackConnection> self() {
@@ -182,9 +156,6 @@ class LoopbackConnection final : public HandshakingConnection {
   const std::shared_ptr<LoopbackEndpointState>
       peer_endpoint_;  // null when no endpoint listens at the address
   const std::string name_;
-  // Made here: there may be no memory for them when it ends.
-  const Error closed_;
-  const Error closed_by_peer_;
   bool reading_ = true;  // on this half's thread only
   std::atomic<bool> no_process_listens_{false};
 
@@ -207,17 +178,28 @@ bool LoopbackConnection::link(const std::shared_ptr<LoopbackConnection>& connect
 }
 
 void LoopbackConnection::send(Message message, SendDone done) {
-  ParcelPtr parcel = base::patiently([] { return std::make_unique<Parcel>(); });
-  if (peer_endpoint_ != nullptr && !closed()) {
-    parcel->fate = endpoint_->network->impl().judge(endpoint_->options.self.id,
-                                                    peer_endpoint_->options.self.id, message);
-    if (!parcel->fate.drop && !parcel->fate.fail) pack(message, *parcel);
-  }
+  auto parcel = std::make_unique<Parcel>();
+  if (peer_endpoint_ != nullptr && !closed()) pack(message, *parcel);
   parcel->done = std::move(done);
   when_open([self = self(), parcel = std::move(parcel)](const std::optional<Error>& error) mutable {
     if (!error) return self->transmit(std::move(parcel));
     if (parcel->done) parcel->done(error);
   });
+}
+
+// Leaves the buffers out where there is no memory for them.
+void copy_buffers(const std::vector<Buffer>& from, const Allocator& allocate, Message& to) {
+  try {
+    for (const Buffer& buffer : from) {
+      to.buffers.push_back(allocate(buffer.device, buffer.bytes));
+      if (buffer.bytes > 0) std::memcpy(to.buffers.back().data, buffer.data, buffer.bytes);
+    }
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::overloaded) throw;
+    std::vector<std::size_t> sizes;
+    for (const Buffer& buffer : from) sizes.push_back(buffer.bytes);
+    leave_out_buffers(to, sizes);
+  }
 }
 
 void LoopbackConnection::pack(const Message& message, Parcel& parcel) const {
@@ -226,21 +208,9 @@ void LoopbackConnection::pack(const Message& message, Parcel& parcel) const {
     check_size("frame", message.frame.size(), to.max_frame_bytes, name_);
     for (const Buffer& buffer : message.buffers)
       check_size("buffer", buffer.bytes, to.max_buffer_bytes, name_);
-    base::patiently([&] {
-      parcel.copies.clear();
-      for (int i = 0; i < parcel.fate.copies; ++i) {
-        auto copy = std::make_unique<Message>();
-        copy->frame.append(message.frame.data(), message.frame.size());
-        copy->buffers.reserve(message.buffers.size());
-        for (const Buffer& buffer : message.buffers) {
-          copy->buffers.push_back(to.allocator(buffer.device, buffer.bytes));
-          if (buffer.bytes > 0) std::memcpy(copy->buffers.back().data, buffer.data, buffer.bytes);
-        }
-        parcel.copies.push_back(std::move(copy));
-      }
-    });
-  } catch (...) {
-    parcel.copies.clear();
+    parcel.copy.frame.append(message.frame.data(), message.frame.size());
+    copy_buffers(message.buffers, to.allocator, parcel.copy);
+  } catch (const Error&) {
     parcel.violation = to_error(std::current_exception());
   }
 }
@@ -248,31 +218,17 @@ void LoopbackConnection::pack(const Message& message, Parcel& parcel) const {
 void LoopbackConnection::transmit(ParcelPtr parcel) {
   const std::shared_ptr<LoopbackConnection> to = other();
   std::optional<Error> failure = reason();
-  if (!failure && parcel->fate.fail) {
-    failure =
-        Error(ErrorCode::disconnected, "connection " + name_ + " was broken by an injected fault");
-    close(*failure);
-    if (to) to->close(*failure);
-  }
   if (!failure && !to)
     failure = Error(ErrorCode::disconnected, "connection " + name_ + " has lost its peer");
   if (!failure && parcel->violation) {
     peer_endpoint_->thread->post([to, why = std::move(*parcel->violation)] { to->close(why); });
   } else if (!failure) {
-    const bool delayed = parcel->fate.delay.count() > 0;
-    for (std::unique_ptr<Message>& copy : parcel->copies) {
-      auto delivery = [to, message = std::move(copy)] { to->deliver(std::move(*message)); };
-      if (delayed) {
-        peer_endpoint_->thread->post_at(std::chrono::steady_clock::now() + parcel->fate.delay,
-                                        std::move(delivery));
-      } else {
-        peer_endpoint_->thread->post(std::move(delivery));
-      }
-    }
+    peer_endpoint_->thread->post(
+        [to, message = std::move(parcel->copy)]() mutable { to->deliver(std::move(message)); });
   }
   if (!parcel->done) return;
-  parcel->failure = std::move(failure);
-  thread().post([parcel = std::move(parcel)] { parcel->done(parcel->failure); });
+  thread().post(
+      [done = std::move(parcel->done), failure = std::move(failure)]() mutable { done(failure); });
 }
 
 void LoopbackConnection::transmit_handshake(base::Bytes message) {
@@ -289,9 +245,15 @@ void LoopbackConnection::shut() {
     shut_ = true;
     to = other_.lock();
   }
-  // Each half ends once, also if this is repeated.
-  thread().post([self = self()] { self->finish_reading(self->closed_); });
-  if (to) peer_endpoint_->thread->post([to] { to->finish_reading(to->closed_by_peer_); });
+  const std::string connection = "connection " + name_;
+  thread().post([self = self(), connection] {
+    self->finish_reading(Error(ErrorCode::disconnected, connection + " is closed"));
+  });
+  if (!to) return;
+  peer_endpoint_->thread->post([to] {
+    to->finish_reading(
+        Error(ErrorCode::disconnected, "connection " + to->describe() + " was closed by the peer"));
+  });
 }
 
 std::vector<std::string> LoopbackEndpointState::listen(Endpoint::Accept accept) {
@@ -340,20 +302,9 @@ void LoopbackEndpointState::accept(const std::shared_ptr<LoopbackConnection>& fr
     });
     return;
   }
-  std::shared_ptr<LoopbackConnection> half;
-  try {
-    half = base::patiently([&] {
-      return std::make_shared<LoopbackConnection>(
-          shared_from_this(), other.shared_from_this(), Role::accepting,
-          from->describe() + " from worker id " + std::to_string(other.options.self.id),
-          (*accept)());
-    });
-  } catch (const std::bad_alloc&) {
-    other.thread->post([from, why = to_error(std::current_exception())] {
-      from->finish_reading(why);  // it would wait for its handshake
-    });
-    return;
-  }
+  const auto half = std::make_shared<LoopbackConnection>(
+      shared_from_this(), other.shared_from_this(), Role::accepting,
+      from->describe() + " from worker id " + std::to_string(other.options.self.id), (*accept)());
   const bool added = connections_.add(half);
   if (!added || !LoopbackConnection::link(from, half)) {
     half->finish_reading(Error(ErrorCode::disconnected, "connection " + half->describe() +
@@ -371,9 +322,8 @@ void LoopbackEndpointState::accept(const std::shared_ptr<LoopbackConnection>& fr
 }
 
 void LoopbackEndpointState::close() {
-  // Without memory for a moment: join() waits for all of them.
-  const Error closed = base::patiently([] { return closed_endpoint_error(); });
-  const auto open = base::patiently([this] { return connections_.close(); });
+  const Error closed = closed_endpoint_error();
+  const auto open = connections_.close();
   if (!open) return;
   std::string address;
   std::shared_ptr<const Endpoint::Accept> accept;
@@ -384,7 +334,7 @@ void LoopbackEndpointState::close() {
     accept = std::move(accept_);
   }
   if (!address.empty()) network->impl().remove(address);
-  for (const auto& connection : *open) base::patiently([&] { connection->close(closed); });
+  for (const auto& connection : *open) connection->close(closed);
 }
 
 void LoopbackEndpointState::join() {
@@ -397,8 +347,6 @@ void LoopbackEndpointState::join() {
 
 LoopbackNetwork::LoopbackNetwork() : impl_(std::make_shared<Impl>()) {}
 LoopbackNetwork::~LoopbackNetwork() = default;
-void LoopbackNetwork::set_judge(Judge judge) { impl_->set_judge(std::move(judge)); }
-std::uint64_t LoopbackNetwork::messages() const { return impl_->messages(); }
 
 std::shared_ptr<LoopbackNetwork> LoopbackNetwork::process_wide() {
   static const auto network = std::make_shared<LoopbackNetwork>();

@@ -67,12 +67,7 @@ void ReceiveBudget::give_back(Id id) {
     }
     while (!waiting_.empty() && fits(waiting_.front().bytes)) {
       Waiting& first = waiting_.front();
-      try {
-        granted.reserve(granted.size() + 1);
-        taken_.emplace(first.id, first.bytes);
-      } catch (const std::bad_alloc&) {
-        break;  // it waits for the next give_back(), or until it insists
-      }
+      taken_.emplace(first.id, first.bytes);
       granted.push_back(std::move(first.granted));
       used_ += first.bytes;
       waiting_.pop_front();

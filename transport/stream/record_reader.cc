@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <exception>
 #include <string>
 #include <utility>
 
@@ -17,6 +18,8 @@ static_assert(RecordReader::kStagedBytes >=
               kSmallMessageBytes + RecordHeader::kBytes + kSmallMessageBuffers * 8);
 // Bytes that a received buffer costs beside its contents, about.
 constexpr std::size_t kPerBuffer = 128;
+// Of a message for which there is no memory, bytes that are read at a time.
+constexpr std::size_t kThrownAwayAtOnce = std::size_t{64} << 10;
 
 [[noreturn]] void malformed(const std::string& what) {
   throw Error(ErrorCode::protocol, "record is malformed: " + what);
@@ -228,14 +231,21 @@ bool RecordReader::begin_bulk(const RecordHeader& header) {
 }
 
 // Moves on to the part that the next byte belongs to. The memory of a buffer may depend on the
-// frame's contents; it is allocated when the bytes before it have arrived.
+// frame's contents; it is allocated when the bytes before it have arrived. Where there is none, the
+// rest of the message is read and thrown away.
 void RecordReader::advance() {
   Bulk& bulk = *bulk_;
   std::size_t bytes =
       bulk.part == 0 ? bulk.message.frame.size() : bulk.message.buffers[bulk.part - 1].bytes;
   while (bulk.offset == bytes && bulk.part < bulk.sizes.size()) {
     bytes = bulk.sizes[bulk.part];
-    bulk.message.buffers.push_back(memory_(bulk.message.frame, bytes));
+    try {
+      bulk.message.buffers.push_back(memory_(bulk.message.frame, bytes));
+    } catch (const std::exception&) {
+      leave_out_buffers(bulk.message, bulk.sizes);
+      bulk.thrown_away.resize(kThrownAwayAtOnce);
+      return;
+    }
     ++bulk.part;
     bulk.offset = 0;
   }
@@ -244,6 +254,8 @@ void RecordReader::advance() {
 // REQUIRES: the message is incomplete.
 iovec RecordReader::target() noexcept {
   Bulk& bulk = *bulk_;
+  if (bulk.lacks_memory())
+    return {bulk.thrown_away.data(), std::min(bulk.thrown_away.size(), bulk.left)};
   const bool frame = bulk.part == 0;
   const std::size_t bytes =
       frame ? bulk.message.frame.size() : bulk.message.buffers[bulk.part - 1].bytes;
@@ -253,8 +265,9 @@ iovec RecordReader::target() noexcept {
 }
 
 void RecordReader::filled(std::size_t bytes) {
-  bulk_->offset += bytes;
   bulk_->left -= bytes;
+  if (bulk_->lacks_memory()) return;
+  bulk_->offset += bytes;
   advance();
 }
 

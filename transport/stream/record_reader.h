@@ -43,8 +43,8 @@ class RecordReader {
   RecordReader(Memory memory, LimitsNow limits, Sink sink, Budget budget = {});
 
   // Reads what has arrived, at most about kReadBytes, and passes complete messages to the sink.
-  // Returns whether bytes arrived. Throws Error(protocol) when they are malformed, and what
-  // allocating memory throws; nothing more can be read then.
+  // Returns whether bytes arrived. Throws Error(protocol) when they are malformed, and
+  // std::bad_alloc where a frame has no memory; nothing more can be read then.
   bool read(Link& link);
   // Whether a large message waits for the budget.
   [[nodiscard]] bool waiting() const noexcept { return waiting_; }
@@ -74,6 +74,8 @@ class RecordReader {
     std::size_t part = 0;            // 0: the frame, then the buffers
     std::size_t offset = 0;          // in it
     std::size_t left = 0;            // bytes missing of the whole message
+    base::Bytes thrown_away{};       // where these go once there is no memory for a buffer
+    [[nodiscard]] bool lacks_memory() const noexcept { return thrown_away.size() > 0; }
   };
 
   // Takes one record, or what there is of it, from the staged bytes. False when more must arrive

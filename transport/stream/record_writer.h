@@ -27,8 +27,7 @@ class RecordWriter {
   };
   using Finished = std::vector<QueuedSend, base::RecyclingAllocator<QueuedSend>>;
 
-  // Queues a message. When there is no memory for that, `queued` is unchanged. REQUIRES: its
-  // buffers are on the CPU.
+  // Queues a message. REQUIRES: its buffers are on the CPU.
   void queue(QueuedSend&& queued);
   // Writes it immediately when nothing is queued before it and `link` has room: true; the message
   // then stays where it is. Otherwise queues it or the rest of it, as queue() does.
@@ -66,7 +65,7 @@ class RecordWriter {
   };
   struct Bulk {
     Bulk(QueuedSend&& what, std::size_t message_bytes);
-    std::vector<std::byte> head;  // made before the message is taken
+    std::vector<std::byte> head;
     QueuedSend queued;
     std::size_t total_bytes = 0;  // of the message
   };

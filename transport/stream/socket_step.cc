@@ -68,24 +68,20 @@ SocketListener::SocketListener(base::Descriptor socket, DescriptorReserve& reser
       exhausted_(std::move(exhausted)) {}
 
 bool SocketListener::ready(std::uint32_t) {
-  try {
-    for (int i = 0; i < kAcceptBatch; ++i) {
-      base::Descriptor socket = reserve_.take_for_others([this] {
-        return base::Descriptor(
-            ::accept4(socket_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-      });
-      if (!socket) {
-        const int error = errno;
-        if (error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM) {
-          exhausted_();
-          say_exhausted(error);
-        }
-        break;
+  for (int i = 0; i < kAcceptBatch; ++i) {
+    base::Descriptor socket = reserve_.take_for_others([this] {
+      return base::Descriptor(
+          ::accept4(socket_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    });
+    if (!socket) {
+      const int error = errno;
+      if (error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM) {
+        exhausted_();
+        say_exhausted(error);
       }
-      accepted_(std::move(socket));
+      break;
     }
-  } catch (...) {
-    // Without memory it continues later: the poller would remove a listener that throws.
+    accepted_(std::move(socket));
   }
   return false;
 }

@@ -71,8 +71,8 @@ void StreamConnection::fail(const Error& error) {
   if (sender_.give_up(error)) ended(error);
 }
 
-void StreamConnection::fail_to_connect(int error, bool same_host) {
-  no_process_listens_.store(same_host && error == ECONNREFUSED);
+void StreamConnection::fail_to_connect(int error) {
+  no_process_listens_.store(error == ECONNREFUSED);
   fail(connect_error(socket_error(error)));
 }
 
@@ -148,6 +148,7 @@ bool StreamConnection::poll() {
       came = reader_.read(*link) || came;
     }
     if (came) {
+      note_heard();
       if (unwatched_ || reader_.waiting()) watch_reading();
       return true;
     }
@@ -268,18 +269,14 @@ void StreamConnection::shut() {
 }
 
 // The thread that polls drops the link, once: nothing is read or written any more.
-void StreamConnection::end(const Error& error) {
+void StreamConnection::end(const Error& error) noexcept {
   StreamSender::Effects effects;
   if (!sender_.end(reason().value_or(error), effects)) return;
   poller_->remove(source_id_);
   link_to_read_ = nullptr;
-  try {
-    budget_->give_back(source_id_);
-    reader_.clear();
-    sender_.complete(effects);
-  } catch (...) {
-    // A callback has thrown: the owner is told of the end all the same.
-  }
+  budget_->give_back(source_id_);
+  reader_.clear();
+  sender_.complete(effects);
   ended(error);
 }
 

@@ -25,7 +25,7 @@ namespace stitch::transport {
 //
 // A large message begins when the endpoint's receive budget has room for it. Until then nothing is
 // read; nor is it while the owner says so (pause_reading), except for what is left of a peer that
-// has gone. When memory runs out, this connection ends and nothing else.
+// has gone. A message whose buffers cannot be allocated arrives without them (lacks_buffers()).
 //
 // Thread contract: as Connection. No lock is held in callbacks.
 class StreamConnection final : public HandshakingConnection,
@@ -57,8 +57,8 @@ class StreamConnection final : public HandshakingConnection,
   void begin(std::unique_ptr<Link> link);
   // There will be no link. Does nothing when the connection was closed meanwhile.
   void fail(const Error& error);
-  // The same, because connect() failed with `error` at an address which is this host's or not.
-  void fail_to_connect(int error, bool same_host);
+  // The same, because connect() failed with `error`.
+  void fail_to_connect(int error);
   [[nodiscard]] bool no_process_listens() const override { return no_process_listens_.load(); }
   // The error of a connection that could not be made: connect to "tcp://..." failed: `error`.
   // `overloaded` if that was for want of something here, else `disconnected`.
@@ -99,7 +99,7 @@ class StreamConnection final : public HandshakingConnection,
   void insist_later(std::uint64_t wait);
   void read_again() noexcept;
   void watch_reading();
-  void end(const Error& error);
+  void end(const Error& error) noexcept;
   void deliver(Message message);
   [[nodiscard]] std::shared_ptr<StreamConnection> self() {
     return std::static_pointer_cast<StreamConnection>(shared_from_this());

@@ -8,7 +8,6 @@
 
 #include "stitch/base/exiting.h"
 #include "stitch/base/name_list.h"
-#include "stitch/base/patience.h"
 #include "stitch/transport/connection_set.h"
 #include "stitch/transport/endpoint_shell.h"
 #include "stitch/transport/ip_address.h"
@@ -60,7 +59,6 @@ class StreamEndpointState : public std::enable_shared_from_this<StreamEndpointSt
   }
   [[nodiscard]] std::map<std::string, std::int64_t> counters() const {
     return {{"transport.handshakes_dropped", half_open_.dropped()},
-            {"transport.accepts_failed", accepts_failed_.load()},
             {"transport.accepts_paused", accepts_paused_.load()}};
   }
   void close();
@@ -104,7 +102,6 @@ class StreamEndpointState : public std::enable_shared_from_this<StreamEndpointSt
   std::shared_ptr<const Endpoint::Accept> accept_ STITCH_GUARDED_BY(mutex_);
   std::vector<Poller::SourceId> listeners_ STITCH_GUARDED_BY(mutex_);
   std::uint64_t accepted_count_ STITCH_GUARDED_BY(mutex_) = 0;
-  std::atomic<std::int64_t> accepts_failed_{0};  // no memory
   std::atomic<std::int64_t> accepts_paused_{0};  // no descriptor
 };
 
@@ -140,12 +137,7 @@ std::string StreamEndpointState::open_listener(const std::string& transport) {
        text = listening.address](base::Descriptor accepted_socket) {
         const auto self = weak.lock();
         if (!self) return;
-        try {
-          self->accepted(transport, text, std::move(accepted_socket));
-        } catch (...) {
-          // No memory for one more: the peer sees the end of the connection.
-          self->accepts_failed_.fetch_add(1);
-        }
+        self->accepted(transport, text, std::move(accepted_socket));
       },
       [weak = weak_from_this(), id] {
         if (const auto self = weak.lock()) self->exhausted(id);
@@ -167,15 +159,10 @@ void StreamEndpointState::exhausted(Poller::SourceId listener) {
   accepts_paused_.fetch_add(1);
   for (int i = 0; i < kDroppedWhenExhausted; ++i) half_open_.drop_oldest();
   poller_->pause(listener, true);
-  try {
-    thread_->post_at(std::chrono::steady_clock::now() + kExhaustedPause,
-                     [weak = weak_from_this(), listener] {
-                       if (const auto self = weak.lock()) self->poller_->pause(listener, false);
-                     });
-  } catch (...) {
-    poller_->pause(listener, false);  // no timer will
-    throw;
-  }
+  thread_->post_at(std::chrono::steady_clock::now() + kExhaustedPause,
+                   [weak = weak_from_this(), listener] {
+                     if (const auto self = weak.lock()) self->poller_->pause(listener, false);
+                   });
 }
 
 void StreamEndpointState::accepted(const std::string& transport, const std::string& address,
@@ -308,7 +295,7 @@ void StreamEndpointState::start_shm(const std::string& name,
   // connect() on a Unix socket with a full backlog fails with EAGAIN instead of completing later:
   // retry from a timer.
   if (errno != EAGAIN || attempt * kConnectRetryPause >= options_.handshake_timeout)
-    return connection->fail_to_connect(errno, true);
+    return connection->fail_to_connect(errno);
   thread_->post_at(std::chrono::steady_clock::now() + kConnectRetryPause,
                    [weak = weak_from_this(), name, connection, attempt] {
                      const auto self = weak.lock();
@@ -329,16 +316,15 @@ void StreamEndpointState::start_tcp(const std::string& address,
   base::Descriptor socket = open_socket(reserve_, ip->address.ss_family);
   if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&ip->address), ip->bytes) == 0)
     return begin_tcp(connection, std::move(socket));
-  if (const int error = errno; error != EINPROGRESS)
-    return connection->fail_to_connect(error, ip->is_of_this_host());
+  if (const int error = errno; error != EINPROGRESS) return connection->fail_to_connect(error);
   const auto step = SocketStep::start(
       *poller_, std::move(socket), true,
-      [connection, to = *ip](base::Descriptor& ready) {
+      [connection](base::Descriptor& ready) {
         int error = 0;
         socklen_t bytes = sizeof(error);
         if (::getsockopt(ready.get(), SOL_SOCKET, SO_ERROR, &error, &bytes) != 0) error = errno;
         if (error != 0) {
-          connection->fail_to_connect(error, to.is_of_this_host());
+          connection->fail_to_connect(error);
         } else {
           begin_tcp(connection, std::move(ready));
         }
@@ -360,8 +346,8 @@ void StreamEndpointState::begin_tcp(const std::shared_ptr<StreamConnection>& con
 
 void StreamEndpointState::close() {
   // Without memory for a moment: join() waits for all of them.
-  const Error closed = base::patiently([] { return closed_error(); });
-  const auto open = base::patiently([this] { return connections_.close(); });
+  const Error closed = closed_error();
+  const auto open = connections_.close();
   if (!open) return;
   std::vector<Poller::SourceId> listeners;
   {
@@ -369,8 +355,8 @@ void StreamEndpointState::close() {
     base::MutexLock lock(mutex_);
     listeners.swap(listeners_);
   }
-  for (const auto id : listeners) base::patiently([&] { poller_->remove(id); });
-  for (const auto& connection : *open) base::patiently([&] { connection->close(closed); });
+  for (const auto id : listeners) poller_->remove(id);
+  for (const auto& connection : *open) connection->close(closed);
 }
 
 void StreamEndpointState::join() {

@@ -79,7 +79,7 @@ void StreamSender::send(QueuedSend queued) {
     }
     write_intake();
   } catch (...) {
-    // No memory: neither this message nor any later one is sent.
+    // It cannot be sealed: neither this message nor any later one is sent.
     const Error problem = owner_.sending_failed(std::current_exception());
     queued.message = {};
     if (queued.done) queued.done(problem);
@@ -152,23 +152,13 @@ void StreamSender::take_intake() {
     taken.swap(intake_);
     intake_filled_.store(false);
   }
-  std::size_t next = 0;
-  try {
-    for (; next < taken.size(); ++next) writer_.queue(std::move(taken[next]));
-  } catch (...) {
-    // The rest is taken, or completed with the error, when the connection ends, which is next.
-    taken.erase(taken.begin(), taken.begin() + static_cast<std::ptrdiff_t>(next));
-    base::MutexLock lock(intake_mutex_);
-    if (intake_.empty()) intake_.swap(taken);
-    intake_filled_.store(true);
-    throw;
-  }
+  for (QueuedSend& each : taken) writer_.queue(std::move(each));
   pending_.store(unsent());
 }
 
 // Of a connection that has ended.
 void StreamSender::abandon(Effects& effects) {
-  effects.error = why_;  // first: what is collected when memory runs out has failed, too
+  effects.error = why_;
   for (QueuedSend& each : writer_.take_all()) effects.finished.push_back(std::move(each));
   pending_.store(false);
 }
@@ -277,12 +267,8 @@ bool StreamSender::end(const Error& why, Effects& effects) {
   state_ = State::ended;
   why_ = why;
   effects.link = std::move(link_);
-  try {
-    take_intake();
-    abandon(effects);
-  } catch (...) {
-    // It ends all the same; complete() tries again.
-  }
+  take_intake();
+  abandon(effects);
   return true;
 }
 

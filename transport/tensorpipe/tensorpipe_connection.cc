@@ -1,5 +1,6 @@
 #include "stitch/transport/tensorpipe/tensorpipe_connection.h"
 
+#include <string_view>
 #include <utility>
 
 #include "stitch/transport/message_limits.h"
@@ -18,6 +19,15 @@ namespace {
 }
 
 }  // namespace
+
+// TensorPipe has no code for a connect that was refused.
+void TensorPipeConnection::fail(const Error& error) {
+  const std::string_view text = error.what();
+  const bool refused = text.find("ECONNREFUSED") != std::string_view::npos ||
+                       text.find("Connection refused") != std::string_view::npos;
+  if (!accepted_ && in_handshake() && refused) no_process_listens_.store(true);
+  ended(error);
+}
 
 void TensorPipeConnection::begin(std::shared_ptr<tp::Pipe> pipe) {
   bool shut = false;
@@ -129,7 +139,8 @@ void TensorPipeConnection::check(const tp::Descriptor& descriptor) const {
 
 void TensorPipeConnection::descriptor_came(const tp::Error& error,
                                            const tp::Descriptor& descriptor) {
-  if (error) return ended(translate(error, in_handshake()));
+  if (error) return fail(translate(error, in_handshake()));
+  note_heard();
   auto message = std::make_shared<Message>();
   tp::Allocation allocation;
   try {
@@ -165,6 +176,7 @@ void TensorPipeConnection::descriptor_came(const tp::Error& error,
 }
 
 void TensorPipeConnection::message_came(Message message) {
+  note_heard();
   if (in_handshake()) {
     if (!received_handshake(message.frame.span())) shut();
   } else {

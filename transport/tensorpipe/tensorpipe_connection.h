@@ -2,6 +2,7 @@
 
 #include <tensorpipe/tensorpipe.h>
 
+#include <atomic>
 #include <memory>
 #include <optional>
 #include <string>
@@ -34,7 +35,8 @@ class TensorPipeConnection final : public HandshakingConnection {
   // Takes the pipe, starts the handshake and reads. Exactly one of begin() and fail() is called,
   // once.
   void begin(std::shared_ptr<tp::Pipe> pipe);
-  void fail(const Error& error) { ended(error); }
+  void fail(const Error& error);
+  [[nodiscard]] bool no_process_listens() const override { return no_process_listens_.load(); }
 
  protected:
   void transmit_handshake(base::Bytes message) override;
@@ -76,6 +78,7 @@ class TensorPipeConnection final : public HandshakingConnection {
   const std::shared_ptr<TensorPipeEndpointState> endpoint_;
   const std::string name_;
   const bool accepted_;
+  std::atomic<bool> no_process_listens_{false};  // at the address; before the end
   base::Mutex stream_mutex_;
   Stream stream_ STITCH_GUARDED_BY(stream_mutex_);
   bool shut_ STITCH_GUARDED_BY(stream_mutex_) = false;

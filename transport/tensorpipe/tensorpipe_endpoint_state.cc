@@ -6,7 +6,6 @@
 #include <string_view>
 #include <utility>
 
-#include "stitch/base/patience.h"
 #include "stitch/base/signals.h"
 #include "stitch/transport/ip_address.h"
 #include "stitch/transport/tensorpipe/inside_call.h"
@@ -218,9 +217,8 @@ std::shared_ptr<Connection> TensorPipeEndpointState::connect(const std::string& 
 }
 
 void TensorPipeEndpointState::close() {
-  // Without memory for a moment: join() waits for all of them.
-  const Error closed = base::patiently([] { return closed_error(); });
-  const auto open = base::patiently([this] { return connections_.close(); });
+  const Error closed = closed_error();
+  const auto open = connections_.close();
   if (!open) return;
   std::shared_ptr<tp::Listener> listener;
   {
@@ -228,7 +226,7 @@ void TensorPipeEndpointState::close() {
     base::MutexLock lock(mutex_);
     listener.swap(listener_);
   }
-  for (const auto& connection : *open) base::patiently([&] { connection->close(closed); });
+  for (const auto& connection : *open) connection->close(closed);
   if (listener != nullptr) {
     InsideCall call;
     listener->close();

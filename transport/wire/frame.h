@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -19,6 +20,19 @@ struct Message {
   base::Bytes frame;
   std::vector<Buffer> buffers;
 };
+
+// Whether a received message has come without its buffers, for which there was no memory: all of
+// them have their sizes and no data.
+[[nodiscard]] inline bool lacks_buffers(const Message& message) noexcept {
+  return std::ranges::any_of(message.buffers, [](const Buffer& buffer) {
+    return buffer.data == nullptr && buffer.bytes > 0;
+  });
+}
+// Takes the memory of a message's buffers away, which are to be of these sizes.
+inline void leave_out_buffers(Message& message, std::span<const std::size_t> sizes) {
+  message.buffers.clear();
+  for (const std::size_t bytes : sizes) message.buffers.push_back({{}, nullptr, bytes, nullptr});
+}
 
 // Buffers up to this size are copied into the frame by default: one transfer instead of two.
 inline constexpr std::size_t kInlineBytes = std::size_t{16} << 10;

@@ -1,0 +1,48 @@
+#include "stitch/rpc/agent/heartbeats.h"
+
+#include <pthread.h>
+
+#include <system_error>
+#include <utility>
+
+#include "stitch/base/error.h"
+#include "stitch/base/signals.h"
+
+namespace stitch::rpc {
+
+void Heartbeats::start(std::chrono::nanoseconds interval, std::function<void()> beat) {
+  base::MutexLock lock(join_mutex_);
+  try {
+    const base::SignalsBlocked blocked;  // the thread inherits that
+    thread_ = std::thread([this, interval, beat = std::move(beat)] { run(interval, beat); });
+  } catch (const std::system_error& error) {
+    throw Error(ErrorCode::overloaded,
+                "thread that sends heartbeats cannot be started: " + error.code().message());
+  }
+}
+
+void Heartbeats::stop() noexcept {
+  {
+    base::MutexLock lock(mutex_);
+    stopping_ = true;
+    changed_.notify_all();
+  }
+  base::MutexLock lock(join_mutex_);
+  if (thread_.joinable()) thread_.join();
+}
+
+void Heartbeats::run(std::chrono::nanoseconds interval, const std::function<void()>& beat) {
+  pthread_setname_np(pthread_self(), "stitch-beat");
+  for (;;) {
+    {
+      const auto next = std::chrono::steady_clock::now() + interval;
+      base::MutexLock lock(mutex_);
+      while (!stopping_ && std::chrono::steady_clock::now() < next)
+        changed_.wait_until(mutex_, next);
+      if (stopping_) return;
+    }
+    beat();
+  }
+}
+
+}  // namespace stitch::rpc
