@@ -88,7 +88,13 @@ at::Tensor IntoTensor::store_result(at::Tensor result) {
     // A transposed result, say, that is in the destination memory already.
     tensor_.copy_(placed_ ? result.detach().clone() : result.detach());
   }
-  return result.requires_grad() ? result : tensor_;
+  if (!result.requires_grad()) return tensor_;
+  // One memory has one version counter, so that a backward which saved the result sees when the
+  // memory is used again.
+  result.set_data(tensor_);
+  result.unsafeGetTensorImpl()->set_version_counter(
+      tensor_.unsafeGetTensorImpl()->version_counter());
+  return result;
 }
 
 }  // namespace stitch::rpc
