@@ -90,22 +90,13 @@ Context::Context() : Context(usable_agent()) {}
 
 Context::Context(std::shared_ptr<rpc::Agent> agent)
     : ContextHandle(agent, Engine::of(*agent).contexts().create()) {
-  try {
-    outer_ = make_current(state_);
-  } catch (...) {
-    Engine::of(*agent_).end_context(state_);
-    throw;
-  }
+  outer_ = make_current(state_);
 }
 
 Context::~Context() {
   auto& slot = rpc::ExecutionContext::current().autograd_context;
   if (slot && CurrentContext::get()->context == state_) slot = not_ended(outer_);
-  try {
-    Engine::of(*agent_).end_context(state_);
-  } catch (const std::bad_alloc&) {
-    // For long: it ends with this worker.
-  }
+  Engine::of(*agent_).end_context(state_);
 }
 
 ContextScope::ContextScope(const ContextId& id) {

@@ -162,8 +162,7 @@ void Recording::on_send(rpc::OutMessage& message, const WorkerInfo& to) {
                   .callee = request ? to.name : agent_.self().name};
     auto& unsent = message.attachment<UnsentLink>();  // first: without it the link would stay
     // Kept before the message leaves: backward can only start from what has arrived.
-    if (!context->add_send(link, make_node<SendNode>(link, to, std::move(call), tensors), false))
-      return;
+    if (!context->add_send(link, make_node<SendNode>(link, to, std::move(call), tensors))) return;
     section.link = link.counter;
     unsent.watch(context, link);
   } else if (!request) {
