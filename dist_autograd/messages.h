@@ -32,6 +32,10 @@ inline constexpr std::uint16_t kNoGradSection = 0x141;
 // On a request: it was made with autocast on, so it runs with autocast on. Two bytes: autocast on
 // the CPU and on CUDA devices; 0 off, else the dtype it casts to (carried_autocast.cc).
 inline constexpr std::uint16_t kAutocastSection = 0x142;
+// On a request or reply without a context: which of its tensors have history at the sender, as u32
+// indexes.
+inline constexpr std::uint16_t kHistorySection = 0x143;
+
 struct PassHeader {
   ContextId context;
   PassId pass;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -27,7 +28,10 @@ using OwnersStep = std::function<Future<std::int64_t>()>;
 // started, neither are those after it, and its error, when those before it have ended, says how
 // many parameters they stepped.
 [[nodiscard]] Future<std::vector<std::int64_t>> start_steps(const std::vector<OwnersStep>& steps);
-// How many parameters all owners together have stepped.
+namespace detail {
+inline std::atomic<bool> said_no_gradient{false};  // in this process
+}
+// How many parameters all owners together have stepped. For none it says so on stderr, once.
 [[nodiscard]] std::int64_t sum_of(const std::vector<std::int64_t>& stepped);
 // Waits for them. This thread's current streams then run after the steps of its own worker.
 [[nodiscard]] std::int64_t sum_when_done(const Future<std::vector<std::int64_t>>& stepped);

@@ -7,10 +7,12 @@
 #include <exception>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "stitch/base/demangle.h"
 #include "stitch/base/thread_id.h"
+#include "stitch/dist_autograd/optimizers_step.h"
 #include "stitch/rpc/future/execution_context.h"
 
 namespace stitch::dist_autograd {
@@ -26,6 +28,33 @@ void prepare_thread() {
 
 thread_local const Strand* running_strand = nullptr;
 
+// The leaves that `node` may have saved: those that its edges lead to, past a view or a cast.
+bool saved_leaf_has_version(const Node& node, std::string_view version, int depth) {
+  for (const Edge& edge : node.next_edges()) {
+    if (!edge.is_valid()) continue;
+    if (auto* const leaf = dynamic_cast<AccumulateGrad*>(edge.function.get())) {
+      if (std::to_string(leaf->variable._version()) == version) return true;
+    } else if (depth > 0 && saved_leaf_has_version(*edge.function, version, depth - 1)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+// What libtorch says of a saved tensor that has changed since, with what a user can do in place of
+// the hint at anomaly mode where an optimizer has changed it.
+std::string with_remedy(std::string text, const Node& node) {
+  constexpr std::string_view kVersion = "is at version ", kHint = " Hint:";
+  const auto at = text.find(kVersion), hint = text.find(kHint);
+  if (at == std::string::npos || hint == std::string::npos || !optimizers_step_here) return text;
+  const auto first = at + kVersion.size();
+  const std::string version = text.substr(first, text.find(';', first) - first);
+  if (!saved_leaf_has_version(node, version, 2)) return text;
+  return text.substr(0, hint) +
+         " An optimizer stepped it between forward and backward; StalePolicy::allow permits that, "
+         "or return a copy";
+}
+
 // The current exception as an Error that names the node that threw it.
 Error failure_of(const Node& node) {
   const std::string where = "node " + node.name() + ": ";
@@ -38,7 +67,7 @@ Error failure_of(const Node& node) {
         .with_remote(error.remote());
   } catch (const c10::Error& error) {
     return Error(ErrorCode::remote_exception,
-                 where + error.what_without_backtrace());
+                 where + with_remedy(error.what_without_backtrace(), node));
   } catch (...) {
     return Error(ErrorCode::remote_exception, where + describe(std::current_exception()));
   }

@@ -43,6 +43,12 @@ TEST(LossFaults, AContextEndsAtAWorkerWhenTheLastThatToldOfItIsLost) {
       if (told_by_home) {
         context.backward({direct.sum()});
         EXPECT_TRUE(equal_gradients(gradient_on(cluster[2], context.id()), ones()));
+      } else {
+        // A call that comes late is not recorded, and a backward that reaches its result says so.
+        const auto late = rpc_sync<times_parameter>("worker2", x);
+        const auto error = error_of([&] { context.backward({late.sum()}); });
+        EXPECT_NE(std::string(error.what()).find("received without a context"), std::string::npos)
+            << error.what();
       }
     }
     end_all(cluster);
