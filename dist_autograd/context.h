@@ -75,10 +75,13 @@ class ContextHandle {
   // Likewise backward_async().
   [[nodiscard]] Future<void> backward_async(std::vector<at::Tensor> roots, const Options& options,
                                             std::shared_ptr<AtSettled> at_settled) const;
-  // The gradients of this worker's leaves so far. A snapshot: later passes do not change it.
+  // Copies of the gradients of this worker's leaves so far: later passes do not change them, and
+  // what they are changed to changes no step.
   [[nodiscard]] GradientMap gradients() const;
   // That of one leaf, undefined when it has none.
   [[nodiscard]] at::Tensor gradient(const at::Tensor& leaf) const;
+  // The same without a copy, for layers above, which must not change it.
+  [[nodiscard]] at::Tensor stored_gradient(const at::Tensor& leaf) const;
   // The graph of all workers as Graphviz: the graph behind all sent tensors and `roots`, a colour
   // per worker, joined at the links, with the bytes and the times of the pass that ended last on
   // this worker (where none has, on another); what that pass did not use is grey. Waits.

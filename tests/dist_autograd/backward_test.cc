@@ -287,6 +287,16 @@ TEST(CreateGraph, LeavesNothingBehindWhenTheContextEnds) {
   EXPECT_TRUE(nothing_is_left(cluster));
 }
 
+TEST(Backward, GradientsThatAreHandedOutMayBeChanged) {
+  Cluster cluster(1);
+  const auto x = ones().requires_grad_();
+  Context context;
+  context.backward({(x * 3).sum()});
+  context.gradients().at(x).zero_();
+  context.gradient(x).zero_();
+  EXPECT_TRUE(equal_gradients(context.gradient(x), 3 * ones()));
+}
+
 TEST(ConcurrentContexts, KeepTheirGradientsApartUnderLoad) {
   constexpr int kThreads = 6, kRounds = 20;
   Cluster cluster(3, [](Options& options) { options.num_threads = 3; });

@@ -263,6 +263,37 @@ TEST(DistributedOptimizer, AStepBetweenForwardAndBackwardIsDetectedUnlessAllowed
   expect_that_a_step_is_detected_unless_allowed<SignDescent>(SignOptions(0.1));
 }
 
+// One tensor under two names.
+struct Tied : torch::nn::Module {
+  Tied() {
+    down = register_parameter("down", torch::full({2, 2}, 2.0));
+    bias = register_parameter("bias", torch::zeros({2}));
+    up = register_parameter("up", down);
+  }
+  at::Tensor forward(at::Tensor x) { return x.mm(down).mm(up.t()) + bias; }
+  at::Tensor down, bias, up;
+};
+
+TEST(DistributedOptimizer, StepsTiedWeightsOnce) {
+  Cluster cluster(2);
+  const stitch::RemoteModule<Tied> tied("worker1");
+  const std::vector<std::string> names{"down", "bias"};
+  EXPECT_EQ(tied.parameter_names(), names);
+  EXPECT_EQ(tied.parameters().size(), 2u);
+  EXPECT_EQ(tied.named_parameters().at(0).first, "down");
+  DistributedOptimizer<torch::optim::SGD> optimizer(tied.named_parameters(),
+                                                    torch::optim::SGDOptions(0.1));
+  Tied local;
+  const auto x = torch::ones({1, 2});
+  const auto expected = torch::autograd::grad({local.forward(x).sum()}, {local.down})[0];
+  autograd::Context context;
+  context.backward({tied.forward(x).sum()});
+  EXPECT_EQ(optimizer.step(context), 2);
+  const auto state = tied.state_dict();
+  EXPECT_TRUE(torch::allclose(state.at("down"), local.down.detach() - 0.1 * expected));
+  EXPECT_TRUE(torch::equal(state.at("up"), state.at("down")));
+}
+
 TEST(DistributedOptimizer, RefusesWhatItCannotStep) {
   Cluster cluster(2);
   stitch::Error error = error_of(
