@@ -61,7 +61,7 @@ struct Times {
   std::vector<double> forward, backward, total;
 };
 
-void iterate(const Graph& graph, dist_autograd::Mode mode, Times& times) {
+void iterate(const Graph& graph, Times& times) {
   const auto x = at::ones({8}).set_requires_grad(true);
   const auto c = at::full({8}, kFactor);
   const auto us = [](Clock::time_point from, Clock::time_point to) {
@@ -74,7 +74,7 @@ void iterate(const Graph& graph, dist_autograd::Mode mode, Times& times) {
     dist_autograd::Context context;
     const auto loss = graph.loss(x, c);
     middle = Clock::now();
-    context.backward({loss}, {.mode = mode});
+    context.backward({loss});
     end = Clock::now();
     gradient = context.gradient(x);
   }
@@ -85,15 +85,13 @@ void iterate(const Graph& graph, dist_autograd::Mode mode, Times& times) {
     throw std::runtime_error("the gradient is wrong");
 }
 
-void measure_graph(const Side& side, const Graph& graph, dist_autograd::Mode mode,
-                   const std::string& mode_name) {
+void measure_graph(const Side& side, const Graph& graph) {
   Times times;
-  static_cast<void>(
-      time_each_us(side.settings().seconds / 4, 3, [&] { iterate(graph, mode, times); }));
+  static_cast<void>(time_each_us(side.settings().seconds / 4, 3, [&] { iterate(graph, times); }));
   times = {};
   const auto end = after(side.settings().seconds);
-  while (times.total.size() < 5 || Clock::now() < end) iterate(graph, mode, times);
-  const std::string key = "autograd." + side.path() + '.' + mode_name + '.' + graph.key;
+  while (times.total.size() < 5 || Clock::now() < end) iterate(graph, times);
+  const std::string key = "autograd." + side.path() + '.' + graph.key;
   const std::string floor = side.floor("tensorpipe.shm.rtt64.p50", "tcp.rtt64.p50");
   side.result(key + ".forward" + graph.per, median(times.forward) / graph.calls, "us", floor);
   side.result(key + ".backward" + graph.per, median(times.backward) / graph.calls, "us", floor);
@@ -145,13 +143,8 @@ void first(Side& side) {
   if (side.path() == "same_host") {
     for (const int nodes : {1, 16, 256}) measure_local(side, nodes);
   }
-  for (const auto& [mode, name] : {std::pair(dist_autograd::Mode::exact, "exact"),
-                                   std::pair(dist_autograd::Mode::fast, "fast")}) {
-    for (const int calls : {1, 4, 16, 64})
-      measure_graph(side, chain(other(side), calls), mode, name);
-    for (const int calls : {1, 16, 256})
-      measure_graph(side, fan_out(other(side), calls), mode, name);
-  }
+  for (const int calls : {1, 4, 16, 64}) measure_graph(side, chain(other(side), calls));
+  for (const int calls : {1, 16, 256}) measure_graph(side, fan_out(other(side), calls));
   finish(side);
 }
 
@@ -163,7 +156,7 @@ Measure autograd() {
   return {.name = "autograd",
           .about =
               "chains of 1 to 64 calls and fans of 1 to 256 calls in one context, then backward; "
-              "time per call, both modes",
+              "time per call",
           .paths = {"same_host", "tcp"},
           .floors = {"floor-sockets", "floor-tensorpipe-latency"},
           .first = &first,

@@ -1,6 +1,5 @@
 #include "stitch/dist_autograd/collected_work.h"
 
-#include <new>
 #include <optional>
 #include <utility>
 
@@ -42,20 +41,14 @@ void CollectedWork::add(base::UniqueFunction<void()> task) {
   collecting->pass_.wake_driver();
 }
 
-void CollectedWork::run() {
+void CollectedWork::run() noexcept {
   if (tasks_.empty()) return;
   CollectedWork* const here = std::exchange(collecting, nullptr);
   const rpc::ExecutionContextScope nothing_current({});
   // Nodes of a pass may begin calls while the worker shuts down, on a thread of the user, too.
   std::optional<base::CallbackScope> callbacks;
   if (!rpc::ThreadPool::on_any_pool_thread()) callbacks.emplace();
-  for (auto& task : std::exchange(tasks_, {})) {
-    try {
-      task();
-    } catch (const std::bad_alloc&) {
-      // As there: the others are done all the same.
-    }
-  }
+  for (auto& task : std::exchange(tasks_, {})) task();
   collecting = here;
 }
 

@@ -2,7 +2,6 @@
 
 #include <vector>
 
-#include "stitch/base/reserve.h"
 #include "stitch/base/unique_function.h"
 #include "stitch/dist_autograd/messages.h"
 
@@ -33,14 +32,11 @@ class CollectedWork {
   static void add(base::UniqueFunction<void()> task);
 
   // Does what has been collected, as a thread of the pool would: with no worker or context current.
-  void run();
+  void run() noexcept;
 
  private:
   Pass& pass_;
-  // From the reserve where there is no other memory: a pass whose slice were lost would not end.
-  using Tasks = std::vector<base::UniqueFunction<void()>,
-                            base::ReservedAllocator<base::UniqueFunction<void()>>>;
-  Tasks tasks_;
+  std::vector<base::UniqueFunction<void()>> tasks_;
   CollectedWork* const outer_;
 };
 

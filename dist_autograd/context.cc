@@ -1,5 +1,9 @@
 #include "stitch/dist_autograd/context.h"
 
+#include <ATen/Functions.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/core/InferenceMode.h>
+
 #include "stitch/dist_autograd/context_state.h"
 #include "stitch/dist_autograd/current_context.h"
 #include "stitch/dist_autograd/ended_context.h"
@@ -32,6 +36,14 @@ std::shared_ptr<ContextState> find_state(rpc::Agent& agent, const ContextId& id)
   if (contexts.has_ended(id)) throw ended_error(id);
   throw Error(ErrorCode::invalid_argument,
               "context " + to_string(id) + " is unknown to " + stitch::to_string(agent.self()));
+}
+
+// Differentiable where the gradient is.
+at::Tensor copy_of(const at::Tensor& gradient) {
+  if (!gradient.defined()) return {};
+  const at::AutoGradMode mode(gradient.requires_grad());
+  const c10::InferenceMode off(false);
+  return gradient.clone();
 }
 
 std::shared_ptr<rpc::Agent> usable_agent() {
@@ -70,10 +82,15 @@ Future<void> ContextHandle::backward_async(std::vector<at::Tensor> roots, const 
 GradientMap ContextHandle::gradients() const {
   GradientMap all = state_->gradients()->snapshot();
   state_->throw_if_unusable();
+  for (auto& [leaf, gradient] : all) gradient = copy_of(gradient);
   return all;
 }
 
 at::Tensor ContextHandle::gradient(const at::Tensor& leaf) const {
+  return copy_of(stored_gradient(leaf));
+}
+
+at::Tensor ContextHandle::stored_gradient(const at::Tensor& leaf) const {
   at::Tensor gradient = state_->gradients()->find(leaf);
   state_->throw_if_unusable();
   return gradient;
@@ -90,22 +107,13 @@ Context::Context() : Context(usable_agent()) {}
 
 Context::Context(std::shared_ptr<rpc::Agent> agent)
     : ContextHandle(agent, Engine::of(*agent).contexts().create()) {
-  try {
-    outer_ = make_current(state_);
-  } catch (...) {
-    Engine::of(*agent_).end_context(state_);
-    throw;
-  }
+  outer_ = make_current(state_);
 }
 
 Context::~Context() {
   auto& slot = rpc::ExecutionContext::current().autograd_context;
   if (slot && CurrentContext::get()->context == state_) slot = not_ended(outer_);
-  try {
-    Engine::of(*agent_).end_context(state_);
-  } catch (const std::bad_alloc&) {
-    // For long: it ends with this worker.
-  }
+  Engine::of(*agent_).end_context(state_);
 }
 
 ContextScope::ContextScope(const ContextId& id) {

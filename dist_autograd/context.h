@@ -23,31 +23,20 @@ class AtSettled;
 
 class ContextState;
 
-// How a backward pass finds out which calls it has to wait for.
-enum class Mode : std::uint8_t {
-  exact,  // waits only for what the loss really used; results that were computed and dropped cost
-          // no gradients, and one more round of messages where something waits for them
-  fast,   // assumes every call of the context was used; an error names those that were not, as far
-          // as they are results of workers that got a gradient
-};
-
 // Of a backward pass.
 struct Options {
   bool retain_graph = false;  // keep what the graph saved, for another backward over it
-  Mode mode = Mode::exact;    // how the pass finds out which calls to wait for
   std::vector<at::Tensor>
       grads{};  // gradients of the roots; undefined or left out: 1 for a root of one element
-  bool create_graph = false;            // gradients can be differentiated again (needs exact mode)
+  bool create_graph = false;            // gradients can be differentiated again
   std::chrono::nanoseconds timeout{0};  // for the whole pass; 0: none
   // Leaves of this worker: only they get gradients, no other leaf here and none on other workers.
-  // Nodes that lead neither to them nor to another worker do not run. Empty: all leaves. A leaf
-  // that only the recomputation of a checkpoint reaches is not led to: name an input of the
-  // checkpoint, too, or it gets nothing.
+  // Nodes that lead neither to them nor to another worker do not run. Empty: all leaves.
   std::vector<at::Tensor> inputs{};
   // All but `inputs`, which mean something only on their own worker.
   template <class Archive>
   void serialize(Archive& archive) {
-    archive(retain_graph, mode, grads, create_graph, timeout);
+    archive(retain_graph, grads, create_graph, timeout);
   }
 };
 
@@ -86,10 +75,13 @@ class ContextHandle {
   // Likewise backward_async().
   [[nodiscard]] Future<void> backward_async(std::vector<at::Tensor> roots, const Options& options,
                                             std::shared_ptr<AtSettled> at_settled) const;
-  // The gradients of this worker's leaves so far. A snapshot: later passes do not change it.
+  // Copies of the gradients of this worker's leaves so far: later passes do not change them, and
+  // what they are changed to changes no step.
   [[nodiscard]] GradientMap gradients() const;
   // That of one leaf, undefined when it has none.
   [[nodiscard]] at::Tensor gradient(const at::Tensor& leaf) const;
+  // The same without a copy, for layers above, which must not change it.
+  [[nodiscard]] at::Tensor stored_gradient(const at::Tensor& leaf) const;
   // The graph of all workers as Graphviz: the graph behind all sent tensors and `roots`, a colour
   // per worker, joined at the links, with the bytes and the times of the pass that ended last on
   // this worker (where none has, on another); what that pass did not use is grey. Waits.
@@ -114,9 +106,10 @@ class ContextHandle {
 // turn it on in each, before forward, to see where the nodes made there come from. With backward
 // passes nothing of this travels but anomaly mode (ContextHandle::backward()): nodes run under the
 // state of a new thread on all workers, so that a backward called under autocast runs outside of
-// it. Hooks must be safe to run from several passes concurrently. What a node that runs libtorch's
-// own engine inside (checkpointing) finds for parameters goes to the context; while it runs for the
-// first time, no other thread may use `.grad` of these; see PROTOCOL.md. Belongs to the worker that
+// it. Hooks must be safe to run from several passes concurrently. The worker of a pass is current
+// in its nodes and hooks. libtorch's backward() in one of them is an error: what a node recomputes
+// (checkpointing) it differentiates with torch::autograd::grad(), and returns the gradients of
+// parameters as those of its inputs. Belongs to the worker that
 // was current when it was made. Its end frees what it owns on every worker that took part. Thread
 // contract: as ContextHandle; made and destroyed by one thread (or one coroutine).
 class Context : public ContextHandle {

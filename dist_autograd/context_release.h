@@ -11,8 +11,8 @@
 namespace stitch::dist_autograd {
 
 // How each worker that takes part in a context learns that the context has ended: RELEASE follows
-// the ways on which calls carried the context's id, and HOLD replaces a way that ended in a lost
-// worker (PROTOCOL.md, G9). One per Engine. Thread contract: any thread.
+// the ways on which calls carried the context's id. A worker takes part as long as one that told it
+// of the context lives (PROTOCOL.md, G9). One per Engine. Thread contract: any thread.
 class ContextRelease {
  public:
   // REQUIRES: both outlive this.
@@ -23,25 +23,21 @@ class ContextRelease {
   [[nodiscard]] std::shared_ptr<ContextState> join(const ContextId& id, const WorkerInfo& from);
   // Ends a context of this worker, here and on all participants. Its passes end with `cancelled`;
   // returns when none of their nodes runs here.
-  void end_context(const std::shared_ptr<ContextState>& context);
+  void end_context(const std::shared_ptr<ContextState>& context) noexcept;
 
-  void on_release(const WorkerInfo& from, const wire::Release& release_of);
-  void on_hold(const WorkerInfo& from, const wire::Hold& hold);
+  void on_release(const WorkerInfo& from, const wire::Release& release_of) noexcept;
   // Ends the contexts whose home was lost; their passes end with `error`.
-  void end_contexts_of(const WorkerInfo& lost, const Error& error);
+  void end_contexts_of(const WorkerInfo& lost, const Error& error) noexcept;
+  // Likewise those of which no worker but `lost` has told this one.
+  void end_contexts_told_by(const WorkerInfo& lost, const Error& error) noexcept;
   // Ends all contexts, for good, likewise.
-  void end_all(const Error& error);
-  // Sends HOLD to the homes of the contexts that this worker knows through `lost` only.
-  void hold_contexts_told_by(const WorkerInfo& lost);
+  void end_all(const Error& error) noexcept;
 
  private:
   // Of a context of this worker that has ended.
   [[nodiscard]] wire::Release release_of_own(const ContextId& id) const;
-  // That `participant` takes part in a context of this worker, or has to hear that it is over.
-  void hold_own(const WorkerInfo& participant, std::uint64_t counter);
-  void end_here(const std::vector<std::shared_ptr<ContextState>>& contexts, const Error& error);
+  void end_here(ContextState& context, const Error& error, const WorkerInfo& told);
   void release(const std::vector<WorkerInfo>& peers, const wire::Release& release_of);
-  void hold(WorkerId home, std::uint64_t epoch, std::vector<std::uint64_t> contexts);
 
   rpc::Agent& agent_;
   ContextTable& contexts_;

@@ -27,22 +27,20 @@ void ContextState::check_usable() const {
   if (failure_) throw *failure_;
 }
 
-bool ContextState::add_send(LinkId link, NodePtr node, bool of_gradients) {
+bool ContextState::add_send(LinkId link, NodePtr node) {
   base::MutexLock lock(mutex_);
   if (ended_) return false;
-  sends_[link] = {std::move(node), of_gradients};
-  if (of_gradients) ++gradient_links_;
+  sends_[link] = std::move(node);
   return true;
 }
 
 void ContextState::remove_send(LinkId link) {
-  Send removed;
+  NodePtr removed;
   base::MutexLock lock(mutex_);
   const auto found = sends_.find(link);
   if (found == sends_.end()) return;
   removed = std::move(found->second);
   sends_.erase(found);
-  if (removed.of_gradients) --gradient_links_;
   lock.unlock();
 }
 
@@ -50,18 +48,13 @@ std::vector<NodePtr> ContextState::sends() const {
   base::MutexLock lock(mutex_);
   std::vector<NodePtr> nodes;
   nodes.reserve(sends_.size());
-  for (const auto& [link, send] : sends_) nodes.push_back(send.node);
+  for (const auto& [link, send] : sends_) nodes.push_back(send);
   return nodes;
 }
 
 std::size_t ContextState::send_count() const {
   base::MutexLock lock(mutex_);
   return sends_.size();
-}
-
-bool ContextState::has_gradient_links() const {
-  base::MutexLock lock(mutex_);
-  return gradient_links_ != 0;
 }
 
 bool ContextState::add_peer(const WorkerInfo& peer) {
@@ -79,17 +72,21 @@ std::vector<WorkerInfo> ContextState::peers() const {
   return all;
 }
 
-bool ContextState::add_teller(WorkerId worker, std::uint64_t epoch) {
+void ContextState::add_teller(WorkerId worker, std::uint64_t epoch) {
   const Life teller{worker, epoch};
   base::MutexLock lock(mutex_);
-  if (std::find(tellers_.begin(), tellers_.end(), teller) != tellers_.end()) return false;
-  tellers_.push_back(teller);
-  return true;
+  if (std::find(tellers_.begin(), tellers_.end(), teller) == tellers_.end())
+    tellers_.push_back(teller);
 }
 
 bool ContextState::told_by(WorkerId worker, std::uint64_t epoch) const {
   base::MutexLock lock(mutex_);
   return std::find(tellers_.begin(), tellers_.end(), Life{worker, epoch}) != tellers_.end();
+}
+
+bool ContextState::remove_teller(WorkerId worker, std::uint64_t epoch) {
+  base::MutexLock lock(mutex_);
+  return std::erase(tellers_, Life{worker, epoch}) != 0 && tellers_.empty();
 }
 
 std::uint64_t ContextState::next_pass() {
@@ -124,7 +121,7 @@ bool ContextState::has_ended(PassId id) const {
   return is_past(id);
 }
 
-void ContextState::close_pass(PassId id) {
+void ContextState::close_pass(PassId id) noexcept {
   std::shared_ptr<Pass> closed;
   base::MutexLock lock(mutex_);
   past_passes_[{id.root, id.epoch}].insert(id.counter);
@@ -180,25 +177,19 @@ std::size_t ContextState::past_passes_remembered() const {
   return runs;
 }
 
-ContextState::FailEffects ContextState::fail(const Error& error) {
+ContextState::FailEffects ContextState::fail(const Error& error) noexcept {
   FailEffects effects;
   base::MutexLock lock(mutex_);
-  effects.error = told_ ? *failure_ : error;
-  if (ended_ || told_) return effects;
+  effects.error = failure_.value_or(error);
+  if (ended_ || failure_) return effects;
   for (const auto& [id, pass] : passes_) effects.passes.push_back(pass);
   for (const auto& [id, peer] : peers_) effects.peers.push_back(peer);
-  failure_ = error;  // only now: nothing has changed where there is no memory
-  told_ = true;
+  failure_ = error;
   effects.first = true;
   return effects;
 }
 
-void ContextState::fail_here(Error error) {
-  base::MutexLock lock(mutex_);
-  if (!failure_) failure_ = std::move(error);
-}
-
-ContextState::EndEffects ContextState::end() {
+ContextState::EndEffects ContextState::end() noexcept {
   EndEffects effects;
   decltype(sends_) dropped;
   {
@@ -206,7 +197,7 @@ ContextState::EndEffects ContextState::end() {
     if (ended_) return effects;
     for (const auto& [id, pass] : passes_) effects.passes.push_back(pass);
     for (const auto& [id, peer] : peers_) effects.peers.push_back(peer);
-    ended_ = true;  // only now, as in fail()
+    ended_ = true;
     effects.first = true;
     dropped.swap(sends_);
   }

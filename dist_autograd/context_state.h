@@ -15,7 +15,6 @@
 #include "stitch/base/error.h"
 #include "stitch/base/mutex.h"
 #include "stitch/base/recycler.h"
-#include "stitch/base/reserve.h"
 #include "stitch/dist_autograd/graph/gradient_store.h"
 #include "stitch/dist_autograd/graph/ids.h"
 #include "stitch/dist_autograd/graph/send_node.h"
@@ -60,22 +59,21 @@ class ContextState {
   // Throws Error(cancelled) after end(), and failure() after fail().
   void throw_if_unusable() const STITCH_EXCLUDES(mutex_);
 
-  // Keeps a send node under its link. `of_gradients`: its tensors are gradients of a pass with
-  // create_graph. False after end().
-  bool add_send(LinkId link, NodePtr node, bool of_gradients) STITCH_EXCLUDES(mutex_);
+  // Keeps a send node under its link. False after end().
+  bool add_send(LinkId link, NodePtr node) STITCH_EXCLUDES(mutex_);
   // The message of that link was never sent.
   void remove_send(LinkId link) STITCH_EXCLUDES(mutex_);
   [[nodiscard]] std::vector<NodePtr> sends() const STITCH_EXCLUDES(mutex_);
   [[nodiscard]] std::size_t send_count() const STITCH_EXCLUDES(mutex_);
-  [[nodiscard]] bool has_gradient_links() const STITCH_EXCLUDES(mutex_);
 
   // Remembers that `peer` has been told the id. False after end(): then it must not be told.
   bool add_peer(const WorkerInfo& peer) STITCH_EXCLUDES(mutex_);
   [[nodiscard]] std::vector<WorkerInfo> peers() const STITCH_EXCLUDES(mutex_);
-  // Remembers that `worker` has told this one the id: RELEASE will come from it, too. True the
-  // first time.
-  bool add_teller(WorkerId worker, std::uint64_t epoch) STITCH_EXCLUDES(mutex_);
+  // Remembers that `worker` has told this one the id: RELEASE will come from it, too.
+  void add_teller(WorkerId worker, std::uint64_t epoch) STITCH_EXCLUDES(mutex_);
   [[nodiscard]] bool told_by(WorkerId worker, std::uint64_t epoch) const STITCH_EXCLUDES(mutex_);
+  // It is lost. True when it was the last one.
+  [[nodiscard]] bool remove_teller(WorkerId worker, std::uint64_t epoch) STITCH_EXCLUDES(mutex_);
 
   // The number of a new pass that this worker starts. It counts as open until close_pass(), which
   // is called also when no pass could be made.
@@ -89,7 +87,7 @@ class ContextState {
   // Whether it has been here and has ended, or its root has said that it has.
   [[nodiscard]] bool has_ended(PassId id) const STITCH_EXCLUDES(mutex_);
   // The pass has ended here: later messages for it are ignored.
-  void close_pass(PassId id) STITCH_EXCLUDES(mutex_);
+  void close_pass(PassId id) noexcept STITCH_EXCLUDES(mutex_);
   // What the root of `id` says about the passes that it began before that one. REQUIRES: this
   // worker is the root.
   [[nodiscard]] wire::OlderPasses older_passes(PassId id) const STITCH_EXCLUDES(mutex_);
@@ -111,10 +109,7 @@ class ContextState {
     std::vector<std::shared_ptr<Pass>> passes;
     std::vector<WorkerInfo> peers;
   };
-  [[nodiscard]] FailEffects fail(const Error& error) STITCH_EXCLUDES(mutex_);
-  // The sums of this worker are partial, and another one is going to tell all of that: until then
-  // `error` is failure(), unless there is one. fail() tells as if this had not been called.
-  void fail_here(Error error) STITCH_EXCLUDES(mutex_);
+  [[nodiscard]] FailEffects fail(const Error& error) noexcept STITCH_EXCLUDES(mutex_);
 
   // Ends the context here. The first call returns its passes, to be aborted, and the peers, to be
   // told.
@@ -123,38 +118,29 @@ class ContextState {
     std::vector<std::shared_ptr<Pass>> passes;
     std::vector<WorkerInfo> peers;
   };
-  EndEffects end() STITCH_EXCLUDES(mutex_);
+  EndEffects end() noexcept STITCH_EXCLUDES(mutex_);
 
  private:
   using Life = std::pair<WorkerId, std::uint64_t>;
   void check_usable() const STITCH_REQUIRES(mutex_);
   [[nodiscard]] bool is_past(PassId id) const STITCH_REQUIRES(mutex_);
-  struct Send {
-    NodePtr node;
-    bool of_gradients = false;
-  };
   const ContextId id_;
   const std::shared_ptr<GradientStore> gradients_ = std::make_shared<GradientStore>();
 
   mutable base::Mutex mutex_;
   bool ended_ STITCH_GUARDED_BY(mutex_) = false;
   std::optional<Error> failure_ STITCH_GUARDED_BY(mutex_);
-  bool told_ STITCH_GUARDED_BY(mutex_) = false;  // fail() has returned the peers
-  std::unordered_map<LinkId, Send, std::hash<LinkId>, std::equal_to<>,
-                     base::RecyclingAllocator<std::pair<const LinkId, Send>>>
+  std::unordered_map<LinkId, NodePtr, std::hash<LinkId>, std::equal_to<>,
+                     base::RecyclingAllocator<std::pair<const LinkId, NodePtr>>>
       sends_ STITCH_GUARDED_BY(mutex_);
-  std::size_t gradient_links_ STITCH_GUARDED_BY(mutex_) = 0;
   std::unordered_map<WorkerId, WorkerInfo> peers_ STITCH_GUARDED_BY(mutex_);
   std::vector<Life> tellers_ STITCH_GUARDED_BY(mutex_);
   static constexpr std::uint64_t kFirstPass = 1;
   std::uint64_t next_pass_ STITCH_GUARDED_BY(mutex_) = kFirstPass;
   std::unordered_map<PassId, std::shared_ptr<Pass>> passes_ STITCH_GUARDED_BY(mutex_);
   std::optional<PassSummary> last_pass_ STITCH_GUARDED_BY(mutex_);
-  // By root, whose passes that are open there are the gaps. From the reserve where there is no
-  // other memory: a pass must be able to end.
-  std::map<Life, rref::IntervalSet, std::less<>,
-           base::ReservedAllocator<std::pair<const Life, rref::IntervalSet>>>
-      past_passes_ STITCH_GUARDED_BY(mutex_);
+  // By root, whose passes that are open there are the gaps.
+  std::map<Life, rref::IntervalSet> past_passes_ STITCH_GUARDED_BY(mutex_);
 };
 
 }  // namespace stitch::dist_autograd

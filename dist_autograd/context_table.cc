@@ -10,12 +10,7 @@ std::shared_ptr<ContextState> ContextTable::create() {
   const ContextId id{self_, epoch_, next_++};
   auto context = std::make_shared<ContextState>(id);
   own_.insert(id.counter);
-  try {
-    contexts_.emplace(id, context);
-  } catch (...) {
-    own_.erase(id.counter);
-    throw;
-  }
+  contexts_.emplace(id, context);
   return context;
 }
 
@@ -31,16 +26,10 @@ std::shared_ptr<ContextState> ContextTable::find_or_join(const ContextId& id) {
 }
 
 std::shared_ptr<ContextState> ContextTable::find_or_join(const ContextId& id,
-                                                         const WorkerInfo& teller, bool& first) {
+                                                         const WorkerInfo& teller) {
   base::MutexLock lock(mutex_);
-  const bool known = contexts_.contains(id);
   auto context = find_or_make(id);
-  try {
-    first = context && context->add_teller(teller.id, teller.epoch);
-  } catch (...) {  // no memory: RELEASE of a teller that is not noted would be ignored
-    if (!known) contexts_.erase(id);
-    throw;
-  }
+  if (context) context->add_teller(teller.id, teller.epoch);
   return context;
 }
 
@@ -92,11 +81,6 @@ void ContextTable::add_ended(WorkerId home, std::uint64_t epoch, std::uint64_t f
   ended_[{home, epoch}].insert_run(first, last);
 }
 
-bool ContextTable::made(std::uint64_t counter) const {
-  base::MutexLock lock(mutex_);
-  return counter < next_;
-}
-
 std::uint64_t ContextTable::low_water() const {
   base::MutexLock lock(mutex_);
   return own_.empty() ? next_ : *own_.begin();
@@ -117,7 +101,6 @@ std::vector<std::shared_ptr<ContextState>> ContextTable::remove_home(WorkerId ho
 std::vector<std::shared_ptr<ContextState>> ContextTable::remove_all() {
   std::vector<std::shared_ptr<ContextState>> removed;
   base::MutexLock lock(mutex_);
-  removed.reserve(contexts_.size());  // before anything is changed
   closed_ = true;
   for (auto& [id, context] : contexts_) removed.push_back(std::move(context));
   contexts_.clear();

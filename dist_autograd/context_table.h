@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "stitch/base/mutex.h"
-#include "stitch/base/reserve.h"
 #include "stitch/dist_autograd/context_state.h"
 #include "stitch/rref/lifetime/interval_set.h"
 
@@ -35,9 +34,9 @@ class ContextTable {
   [[nodiscard]] std::shared_ptr<ContextState> find_or_join(const ContextId& id)
       STITCH_EXCLUDES(mutex_);
   // The same, told by `teller`, which is stored before any other thread sees the context: `teller`
-  // may send its RELEASE at any time. `first`: `teller` had not told this worker before.
+  // may send its RELEASE at any time.
   [[nodiscard]] std::shared_ptr<ContextState> find_or_join(const ContextId& id,
-                                                           const WorkerInfo& teller, bool& first)
+                                                           const WorkerInfo& teller)
       STITCH_EXCLUDES(mutex_);
   // Takes a context out, for good, whether it is known here or not. Null when it is not here.
   [[nodiscard]] std::shared_ptr<ContextState> remove(const ContextId& id) STITCH_EXCLUDES(mutex_);
@@ -51,12 +50,9 @@ class ContextTable {
   // stay until their RELEASE comes. REQUIRES: first <= last.
   void add_ended(WorkerId home, std::uint64_t epoch, std::uint64_t first, std::uint64_t last)
       STITCH_EXCLUDES(mutex_);
-  // Whether this worker has ever made a context of its own with that counter.
-  [[nodiscard]] bool made(std::uint64_t counter) const STITCH_EXCLUDES(mutex_);
   // The counter below which all of this worker's own contexts have ended.
   [[nodiscard]] std::uint64_t low_water() const STITCH_EXCLUDES(mutex_);
-  // The counter from which on all of them have ended, up to that of one that has. REQUIRES:
-  // made(counter).
+  // The counter from which on all of them have ended, up to that of one that has.
   [[nodiscard]] std::uint64_t ended_from(std::uint64_t counter) const STITCH_EXCLUDES(mutex_);
   // Takes out all contexts of a life of `home` that is over; none of its contexts will be accepted
   // again.
@@ -92,10 +88,7 @@ class ContextTable {
   std::set<std::uint64_t> own_
       STITCH_GUARDED_BY(mutex_);  // counters of this worker's live contexts
   std::map<ContextId, std::shared_ptr<ContextState>> contexts_ STITCH_GUARDED_BY(mutex_);
-  // Of other workers. From the reserve where there is no other memory.
-  std::map<Life, rref::IntervalSet, std::less<>,
-           base::ReservedAllocator<std::pair<const Life, rref::IntervalSet>>>
-      ended_ STITCH_GUARDED_BY(mutex_);
+  std::map<Life, rref::IntervalSet> ended_ STITCH_GUARDED_BY(mutex_);  // of other workers
 };
 
 }  // namespace stitch::dist_autograd

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 
-#include "stitch/rpc/agent/send_reliably.h"
 #include "stitch/rpc/message/archive.h"
 #include "stitch/rpc/message/frame_kinds.h"
 
@@ -24,12 +24,19 @@ void send_abort(rpc::Agent& agent, const WorkerInfo& to, const wire::PassHeader&
                                                     .with_worker(error.worker())
                                                     .with_function(error.function())
                                                     .with_remote(error.remote());
-  rpc::send_reliably(agent, to, [header, sendable] {
-    rpc::OutMessage out(wire::kAbort);
-    rpc::OutArchive archive(out);
-    archive(header, sendable);
-    return out;
-  });
+  rpc::OutMessage out(wire::kAbort);
+  rpc::OutArchive archive(out);
+  archive(header, sendable);
+  send_while_possible(agent, to, std::move(out));
+}
+
+void send_while_possible(rpc::Agent& agent, const WorkerInfo& to,
+                         rpc::OutMessage message) noexcept {
+  try {
+    agent.send_control(to, std::move(message));
+  } catch (const Error&) {
+    // The peer is lost or this worker has stopped, of which all are told.
+  }
 }
 
 bool require_life(rpc::Agent& agent, WorkerId worker, std::uint64_t epoch, const char* what) {

@@ -3,16 +3,13 @@
 
 #include <algorithm>
 #include <memory>
-#include <new>
 #include <set>
 #include <string>
 #include <utility>
 
 #include "stitch/base/deadline.h"
-#include "stitch/base/patience.h"
 #include "stitch/dist_autograd/collected_work.h"
 #include "stitch/dist_autograd/control_frames.h"
-#include "stitch/dist_autograd/do_or_repeat.h"
 #include "stitch/dist_autograd/graph/device_order.h"
 #include "stitch/dist_autograd/pass.h"
 #include "stitch/dist_autograd/roots.h"
@@ -23,17 +20,6 @@
 #include "stitch/rpc/message/tensor_codec.h"
 
 namespace stitch::dist_autograd {
-
-namespace {
-
-// Fast mode waits for all links of the context, but not every pass uses those over gradients.
-Error fast_mode_error() {
-  return Error(ErrorCode::invalid_argument,
-               "fast mode cannot be used with create_graph: gradients that were sent are links "
-               "that a later pass need not use; use exact mode");
-}
-
-}  // namespace
 
 int detail::register_engine() {
   static const int index =
@@ -73,18 +59,11 @@ Engine::NewPass Engine::make_pass(const std::shared_ptr<ContextState>& context,
     keep_for(gradient, default_stream(own));
   }
   check_inputs(options.inputs);
-  if (options.mode == Mode::fast && (options.create_graph || context->has_gradient_links()))
-    throw fast_mode_error();
   Pass::Settings settings;
   settings.run.retain_graph = options.retain_graph || options.create_graph;
   settings.run.create_graph = options.create_graph;
   settings.run.anomaly = torch::autograd::AnomalyMode::is_enabled();
   settings.run.allow_nan = !torch::autograd::AnomalyMode::should_check_nan();
-  if (options.mode == Mode::fast) {
-    settings.mode = PassMode::fast;
-  } else if (expect_unused_.load() || context->has_gradient_links()) {
-    settings.mode = PassMode::eager;
-  }
   settings.run.only_inputs = !options.inputs.empty();
   const auto deadline =
       std::min(rpc::ExecutionContext::current().deadline, base::deadline_or_none(options.timeout));
@@ -169,30 +148,9 @@ void Engine::on_frame(rpc::InMessage message) {
       throw Error(ErrorCode::protocol, "contexts up to " + to_string(release.context) +
                                            " cannot have ended from " +
                                            std::to_string(release.ended_from) + " on");
-    // It is not sent again.
-    agent_.post_where_read(base::patiently([&] {
-      return base::UniqueFunction<void()>([agent = agent_.shared_from_this(), this,
-                                           from = message.from,
-                                           release] { release_.on_release(from, release); });
-    }));
-    return;
-  }
-  if (kind == wire::kHold) {
-    // It is not sent again.
-    const wire::Hold hold = base::patiently([&] {
-      wire::Hold read;
-      rpc::InArchive whole(message, message.view.body());
-      whole(read);
-      whole.expect_end();
-      return read;
+    agent_.post_where_read([agent = agent_.shared_from_this(), this, from = message.from, release] {
+      release_.on_release(from, release);
     });
-    if (!require_life(agent_, agent_.self().id, hold.epoch, "the home of contexts that are held"))
-      return;
-    agent_.post_where_read(base::patiently([&] {
-      return base::UniqueFunction<void()>([agent = agent_.shared_from_this(), this,
-                                           from = message.from,
-                                           hold] { release_.on_hold(from, hold); });
-    }));
     return;
   }
   wire::PassHeader header;
@@ -202,22 +160,14 @@ void Engine::on_frame(rpc::InMessage message) {
       archive(header);
       collect = CollectedWork::collects(header);
     }
-    auto boxed =
-        base::patiently([&] { return std::make_unique<rpc::InMessage>(std::move(message)); });
+    auto boxed = std::make_unique<rpc::InMessage>(std::move(message));
     serve(collect, [agent = agent_.shared_from_this(), this, boxed = std::move(boxed)] {
       open_and_handle(std::move(*boxed));
     });
     return;
   }
   archive(header);
-  const auto pass = find(header).pass;
-  try {
-    handle(kind, header, pass, message, archive);
-  } catch (const std::bad_alloc&) {
-    // It is not sent again: the pass cannot go on without it.
-    const Error error = to_error(std::current_exception());
-    base::patiently([&] { on_abort(header, error); });
-  }
+  handle(kind, header, find(header).pass, message, archive);
 }
 
 void Engine::handle(std::uint16_t kind, const wire::PassHeader& header,
@@ -267,10 +217,8 @@ void Engine::handle(std::uint16_t kind, const wire::PassHeader& header,
       return;
     }
     case wire::kDone: {
-      wire::Done done;
-      archive(done);
       archive.expect_end();
-      if (pass) pass->on_done(message.from, done);
+      if (pass) pass->on_done(message.from);
       return;
     }
     default: {
@@ -308,8 +256,6 @@ void Engine::open_and_handle(rpc::InMessage message) {
       throw Error(ErrorCode::disconnected, "the worker that began the pass is gone");
     const auto context = contexts_.find(header.context);
     if (!context) throw not_here(header.context);
-    if ((header.flags & wire::PassHeader::kFast) != 0 && context->has_gradient_links())
-      throw fast_mode_error();
     const auto pass = context->open_pass(header.pass, [&] {
       if (header.pass.root == agent_.self().id) {
         throw Error(ErrorCode::protocol,
@@ -342,19 +288,11 @@ void Engine::open_and_handle(rpc::InMessage message) {
     const Error error = to_error(std::current_exception());
     const Target found = find(header);
     if (found.pass) {
-      Error why = error;
-      try {
-        why = error.with_prefix("message of " + stitch::to_string(from));
-      } catch (const std::bad_alloc&) {
-        // Without saying that.
-      }
-      found.pass->abort(why);
+      found.pass->abort(error.with_prefix("message of " + stitch::to_string(from)));
       return;
     }
-    base::patiently([&] {
-      const auto failure = found.context ? found.context->failure() : std::nullopt;
-      send_abort(agent_, from, header, failure ? *failure : error.with_worker(agent_.self().name));
-    });
+    const auto failure = found.context ? found.context->failure() : std::nullopt;
+    send_abort(agent_, from, header, failure ? *failure : error.with_worker(agent_.self().name));
   }
 }
 
@@ -382,51 +320,32 @@ Error Engine::not_here(const ContextId& context) const {
 
 // Also for a pass that has ended here or is unknown here: the context's sums on this worker may be
 // partial, or whole where those of others are partial.
-void Engine::on_abort(const wire::PassHeader& header, const Error& error) {
+void Engine::on_abort(const wire::PassHeader& header, const Error& error) noexcept {
   const auto [context, pass] = find(header);
   if (!context) return;
   const Error remote = error.with_remote(true);
   if (pass) pass->abort(remote);
-  fail_context(context, header, remote, {});
+  fail_context(*context, header, remote, {});
 }
 
-void Engine::fail_context(const std::shared_ptr<ContextState>& context,
-                          const wire::PassHeader& header, const Error& error,
-                          std::set<WorkerId> told) {
-  auto failing = std::make_shared<Failing>(Failing{context, header, std::move(told)});
-  failing->effects = context->fail(error);
-  spread_failure(std::move(failing));
+void Engine::fail_context(ContextState& context, const wire::PassHeader& header, const Error& error,
+                          std::set<WorkerId> told) noexcept {
+  spread_failure(context, header, std::move(told), context.fail(error));
 }
 
-void Engine::spread_failure(std::shared_ptr<Failing> failing) {
-  do_or_repeat(agent_, [this, agent = agent_.shared_from_this(), failing = std::move(failing)] {
-    spread(*failing);
-  });
-}
-
-void Engine::spread(Failing& failing) {
-  ContextState::FailEffects& effects = failing.effects;
-  std::set<WorkerId>& told = failing.told;
+void Engine::spread_failure(const ContextState& context, const wire::PassHeader& header,
+                            std::set<WorkerId> told, ContextState::FailEffects effects) noexcept {
   if (effects.first) {
-    base::patiently([&] {
-      for (const WorkerInfo& peer : effects.peers) told.insert(peer.id);
-      told.insert(failing.context->id().home);
-    });
+    for (const WorkerInfo& peer : effects.peers) told.insert(peer.id);
+    told.insert(context.id().home);
     // No reader gets them any more. What a running pass still adds is cleared when that ends.
-    agent_.post_where_read([gradients = failing.context->gradients()] { gradients->clear(); });
-    effects.first = false;
+    agent_.post_where_read([gradients = context.gradients()] { gradients->clear(); });
   }
   told.erase(agent_.self().id);
-  while (!told.empty()) {
-    base::patiently([&] {
-      send_abort(agent_, agent_.peers().find(*told.begin()), failing.header, effects.error);
-    });
-    told.erase(told.begin());
-  }
-  while (!effects.passes.empty()) {
-    const auto& pass = effects.passes.back();
-    if (pass->id() != failing.header.pass) pass->abort(effects.error);
-    effects.passes.pop_back();
+  for (const WorkerId worker : told)
+    send_abort(agent_, agent_.peers().find(worker), header, effects.error);
+  for (const auto& pass : effects.passes) {
+    if (pass->id() != header.pass) pass->abort(effects.error);
   }
 }
 
@@ -435,19 +354,17 @@ void Engine::spread(Failing& failing) {
 void Engine::on_peer_lost(const WorkerInfo& peer, const Error& reason) {
   const rpc::Life* const life = agent_.peers().life(peer);
   if (life == nullptr) return;  // nothing here is of a life that this worker never knew
-  do_or_repeat(agent_, [agent = agent_.shared_from_this(), life, reason] {
-    of(*agent).lose(life->info(), reason);
-  });
-}
-
-void Engine::lose(const WorkerInfo& lost, const Error& reason) {
-  release_.end_contexts_of(
-      lost, Error(ErrorCode::disconnected, "the home of the context, " + stitch::to_string(lost) +
-                                               ", is gone: " + reason.what()));
+  const WorkerInfo& lost = life->info();
+  const auto gone = [&](const char* what) {
+    return Error(ErrorCode::disconnected, std::string("the ") + what + " of the context, " +
+                                              stitch::to_string(lost) +
+                                              ", is gone: " + reason.what());
+  };
+  release_.end_contexts_of(lost, gone("home"));
   for (const auto& context : contexts_.all()) {
     for (const auto& pass : context->passes()) pass->on_peer_lost(lost, reason);
   }
-  release_.hold_contexts_told_by(lost);  // who hears it twice keeps one
+  release_.end_contexts_told_by(lost, gone("last teller"));
 }
 
 // A life that is over is lost here, too, whether or not there was a connection to it.
@@ -466,11 +383,9 @@ std::size_t Engine::active() {
 }
 
 void Engine::stop() {
-  const Error over = base::patiently([&] {
-    return Error(ErrorCode::shutting_down, stitch::to_string(agent_.self()) + " is shutting down")
-        .with_worker(agent_.self().name);
-  });
-  release_.end_all(over);
+  release_.end_all(
+      Error(ErrorCode::shutting_down, stitch::to_string(agent_.self()) + " is shutting down")
+          .with_worker(agent_.self().name));
 }
 
 }  // namespace stitch::dist_autograd

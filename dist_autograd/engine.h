@@ -53,23 +53,14 @@ class Engine final : public rpc::Extension {
 
   // For Pass.
   [[nodiscard]] LinkId next_link() noexcept { return recording_.next_link(); }
-  // A context that fails because of the pass of `header`, which has been aborted, and what is left
-  // to do then.
-  struct Failing {
-    std::shared_ptr<ContextState> context;
-    wire::PassHeader header;
-    std::set<WorkerId> told{};
-    ContextState::FailEffects effects{};
-  };
-  // The context fails with `error`, unless it has failed or ended. What follows as for
-  // spread_failure(). After std::bad_alloc nothing has changed.
-  void fail_context(const std::shared_ptr<ContextState>& context, const wire::PassHeader& header,
-                    const Error& error, std::set<WorkerId> told);
-  // Ends the other passes of the context here, and sends ABORT to `told` and to all that may read
-  // its gradients; later, where there is no memory now.
-  void spread_failure(std::shared_ptr<Failing> failing);
-  // Whether a pass that was started here and has succeeded found links that the loss does not use.
-  void found_unused(bool unused) noexcept { expect_unused_.store(unused); }
+  // The context fails with `error`, unless it has failed or ended, because of the pass of `header`,
+  // which has been aborted. What follows as for spread_failure().
+  void fail_context(ContextState& context, const wire::PassHeader& header, const Error& error,
+                    std::set<WorkerId> told) noexcept;
+  // Ends the other passes of the context here, and sends ABORT to `told` and, when it is the first
+  // failure, to all that may read its gradients.
+  void spread_failure(const ContextState& context, const wire::PassHeader& header,
+                      std::set<WorkerId> told, ContextState::FailEffects effects) noexcept;
   // Passes as the table of the report that tells of them.
   [[nodiscard]] rpc::Table table_of(const std::vector<std::shared_ptr<Pass>>& passes);
   void count_gradients(std::size_t links) noexcept {
@@ -92,10 +83,6 @@ class Engine final : public rpc::Extension {
   void debug_info(std::map<std::string, std::int64_t>& numbers) override;
 
  private:
-  // After std::bad_alloc it may be called again.
-  void lose(const WorkerInfo& lost, const Error& reason);
-  // Takes out of it what is done: after std::bad_alloc it may be called again for the rest.
-  void spread(Failing& failing);
   // A pass that has been prepared, and the checked gradients of its roots.
   struct NewPass {
     std::shared_ptr<Pass> pass;
@@ -113,7 +100,7 @@ class Engine final : public rpc::Extension {
   // it drives the pass (`collect`), else like a request.
   void serve(bool collect, base::UniqueFunction<void()> task);
   void open_and_handle(rpc::InMessage message);
-  void on_abort(const wire::PassHeader& header, const Error& error);
+  void on_abort(const wire::PassHeader& header, const Error& error) noexcept;
   void refuse_to_end(const wire::PassHeader& header, const WorkerInfo& from);
   // Why a message of a pass in that context, which is unknown here, is refused.
   [[nodiscard]] Error not_here(const ContextId& context) const;
@@ -129,9 +116,6 @@ class Engine final : public rpc::Extension {
   ContextRelease release_;
   Recording recording_;
   std::atomic<std::uint64_t> gradients_sent_{0};
-  // Steps of one program resemble each other: what the last pass found is what the next one
-  // expects.
-  std::atomic<bool> expect_unused_{false};
 };
 
 }  // namespace stitch::dist_autograd

@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <string>
 #include <vector>
 
 #include "stitch/dist_autograd/graph/ids.h"
@@ -14,16 +13,14 @@
 namespace stitch::dist_autograd::wire {
 
 enum FrameKind : std::uint16_t {
-  kMark = 0x140,          // exact mode: the loss uses these links
+  kMark = 0x140,          // the loss uses these links
   kAck = 0x141,           // GRADIENTS, MARK or QUIET have been dealt with
-  kCloseMarking = 0x142,  // exact mode: marking has ended, the rest is dead
+  kCloseMarking = 0x142,  // marking has ended, the rest is dead
   kGradients = 0x143,     // gradients for the senders' side of links
   kDone = 0x144,          // this worker has finished its part
   kAbort = 0x145,         // the pass has failed
   kRelease = 0x146,       // a context has ended
-  kHold = 0x147,          // to their home: this worker takes part in these contexts, and the worker
-                          // that told it so is lost
-  kQuiet = 0x148,         // no gradient is in flight and no strand runs: finish, or mark
+  kQuiet = 0x147,         // no gradient is in flight and no strand runs: finish, or mark
 };
 inline constexpr FrameKind kFirstKind = kMark;
 inline constexpr FrameKind kLastKind = kQuiet;
@@ -35,6 +32,9 @@ inline constexpr std::uint16_t kNoGradSection = 0x141;
 // On a request: it was made with autocast on, so it runs with autocast on. Two bytes: autocast on
 // the CPU and on CUDA devices; 0 off, else the dtype it casts to (carried_autocast.cc).
 inline constexpr std::uint16_t kAutocastSection = 0x142;
+// On a request or reply without a context: which of its tensors have history at the sender, as u32
+// indexes.
+inline constexpr std::uint16_t kHistorySection = 0x143;
 
 struct PassHeader {
   ContextId context;
@@ -44,10 +44,8 @@ struct PassHeader {
     kRetainGraph = 1,
     kCreateGraph = 2,
     kAnomaly = 4,
-    kFast = 8,
-    kEager = 16,       // exact mode: marks from the start
-    kOnlyInputs = 32,  // leaves of workers other than the root get no gradients
-    kAllowNaN = 64,    // in anomaly mode, too
+    kOnlyInputs = 8,  // leaves of workers other than the root get no gradients
+    kAllowNaN = 16,   // in anomaly mode, too
   };
   template <class Archive>
   void serialize(Archive& archive) {
@@ -98,15 +96,6 @@ struct OlderPasses {
   }
 };
 
-struct Done {
-  std::uint64_t unused_links = 0;         // of this worker: that got no gradient
-  std::vector<std::string> unused_calls;  // fast mode: some of them, in words
-  template <class Archive>
-  void serialize(Archive& archive) {
-    archive(unused_links, unused_calls);
-  }
-};
-
 // The gradients of one link. Followed in the message by its defined tensors, in order.
 struct GradientEntry {
   std::uint64_t link = 0;  // a counter of the receiver's own links
@@ -140,15 +129,6 @@ struct Release {
   template <class Archive>
   void serialize(Archive& archive) {
     archive(context.home, context.epoch, context.counter, low_water, ended_from);
-  }
-};
-
-struct Hold {
-  std::uint64_t epoch = 0;              // the receiver's
-  std::vector<std::uint64_t> contexts;  // counters of the receiver's own contexts
-  template <class Archive>
-  void serialize(Archive& archive) {
-    archive(epoch, contexts);
   }
 };
 

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "stitch/base/patience.h"
-#include "stitch/dist_autograd/do_or_repeat.h"
 #include "stitch/dist_autograd/engine.h"
 #include "stitch/dist_autograd/graph/tensor_bytes.h"
 #include "stitch/dist_autograd/plan_graph.h"
@@ -25,7 +24,7 @@ Pass::Pass(Engine& engine, std::shared_ptr<rpc::Agent> agent, std::shared_ptr<Co
       id_(id),
       settings_(settings),
       at_settled_(std::move(at_settled)),
-      protocol_(agent_->self().id, id.root, settings.mode) {
+      protocol_(agent_->self().id, id.root) {
   // Without the lock, which is taken ahead of the context's elsewhere: this is made under that one.
   lives_.note({"", id.root, id.epoch});
 }
@@ -83,8 +82,8 @@ void Pass::on_close_marking(const WorkerInfo& from, const wire::OlderPasses& old
   });
 }
 
-void Pass::on_done(const WorkerInfo& from, const wire::Done& done) {
-  guard([&] { apply([&](PassProtocol& protocol) { return protocol.on_done(from, done); }); });
+void Pass::on_done(const WorkerInfo& from) {
+  guard([&] { apply([&](PassProtocol& protocol) { return protocol.on_done(from); }); });
 }
 
 void Pass::on_gradients(const WorkerInfo& from, const wire::Ack& ack,
@@ -121,11 +120,7 @@ void Pass::close_older(const WorkerInfo& from, const wire::OlderPasses& older) {
     throw Error(ErrorCode::protocol, stitch::to_string(from) +
                                          " named older passes in no order, too many, or some that "
                                          "are not older");
-  try {
-    context_->close_older_passes(id_, older);
-  } catch (const std::bad_alloc&) {
-    // The next pass says it again.
-  }
+  context_->close_older_passes(id_, older);
 }
 
 void Pass::check_new_peer(const WorkerInfo& from) {
@@ -153,15 +148,11 @@ void Pass::do_guarded(const std::function<void()>& handle) {
 
 // An error that arose on this worker, with its name.
 Error Pass::found_here(const Error& error) const noexcept {
-  try {
-    return Error(error.code(),
-                 "backward failed on " + stitch::to_string(agent_->self()) + ": " + error.what())
-        .with_worker(agent_->self().name)
-        .with_function(error.function())
-        .with_remote(!root());
-  } catch (const std::bad_alloc&) {
-    return error;  // without saying where
-  }
+  return Error(error.code(),
+               "backward failed on " + stitch::to_string(agent_->self()) + ": " + error.what())
+      .with_worker(agent_->self().name)
+      .with_function(error.function())
+      .with_remote(!root());
 }
 
 // ---- the strand
@@ -184,8 +175,7 @@ void Pass::gradients_ready(RecvNode& node, variable_list gradients, const Positi
       const LinkId link = engine_.next_link();
       // Before the message leaves: a pass over the gradient must find its link here.
       context_->add_send(
-          link, make_node<SendNode>(link, node.sender(), node.link_name().of_gradient(), linked),
-          true);
+          link, make_node<SendNode>(link, node.sender(), node.link_name().of_gradient(), linked));
       gradient_link = link.counter;
     }
   }
@@ -206,12 +196,12 @@ bool Pass::before_node() {
   return !held_;
 }
 
-void Pass::gradients_left() {
+void Pass::gradients_left() noexcept {
   {
     base::MutexLock lock(mutex_);
     if (--unwritten_ != 0 || !std::exchange(held_, false)) return;
   }
-  do_or_repeat(*agent_, [self = shared_from_this()] { self->strand_->resume(); });
+  strand_->resume();
 }
 
 void Pass::partly_quiet() { flush(); }
@@ -235,16 +225,7 @@ void Pass::stopped() {
     error = error_;
   }
   agent_->drop_frames(this);  // no flush() comes after this
-  if (error) {
-    try {
-      return finish(error);
-    } catch (const std::bad_alloc&) {
-      // Its first step, which changes nothing then.
-    }
-  }
-  // abort() has had no memory yet, and is repeated, or finish() has had none.
-  agent_->loop().call_at(rpc::Clock::now() + kRepeatDelay,
-                         [self = shared_from_this()] { self->stopped(); });
+  if (error) finish(error);
 }
 
 void Pass::flush(std::optional<std::uint64_t> quiet_at) {
@@ -295,15 +276,12 @@ void Pass::perform(PassEffects& effects) {
     lost = found_here(to_error(std::current_exception()));
   }
   if (settled) run_at_settled(!lost);
-  if (effects.fail) abort(*effects.fail);
-  if (effects.succeed) engine_.found_unused(effects.found_unused);
-  if (effects.partial) context_->fail_here(std::move(*effects.partial));
   if (effects.succeed || effects.done) {
     finish(lost);
     if (lost) {
       done_not_sent(*lost);
     } else if (effects.done) {
-      send_done(*effects.done);
+      send_done();
     }
   } else if (lost) {
     abort(*lost);
@@ -311,18 +289,14 @@ void Pass::perform(PassEffects& effects) {
 }
 
 // `told`: the other workers are being told that the pass is settled.
-void Pass::run_at_settled(bool told) {
+void Pass::run_at_settled(bool told) noexcept {
   {
     base::MutexLock lock(mutex_);
     told = told && !error_;
   }
   // This may be a slice of the strand, where grad mode is off, and it may outlast the pass.
   const torch_warnings::WarningHandlerGuard warnings(nullptr);
-  try {
-    base::patiently([&] { rpc::Agent::in_fresh_state([&] { at_settled_->run(told); }); });
-  } catch (const std::bad_alloc&) {
-    at_settled_->run(told);  // it throws nothing, and it is waited for
-  }
+  rpc::Agent::in_fresh_state([&] { at_settled_->run(told); });
 }
 
 wire::PassHeader Pass::header() const { return {context_->id(), id_, settings_.to_wire()}; }
@@ -369,9 +343,9 @@ void Pass::send(WorkerId to, rpc::OutMessage message, bool carries_gradients) {
   }
 }
 
-void Pass::send_done(const wire::Done& done) {
+void Pass::send_done() {
   try {
-    agent_->send_control(agent_->peers().find(id_.root), message(wire::kDone, done),
+    agent_->send_control(agent_->peers().find(id_.root), message(wire::kDone),
                          [self = shared_from_this()](const std::optional<Error>& error) {
                            if (error) self->done_not_sent(*error);
                          });
@@ -409,10 +383,7 @@ void Pass::finish(const std::optional<Error>& error) {
     complete();
   } else {
     // Callbacks run where the future completes: not under the strand's state, without grad mode.
-    // Given up, the future would tell of the missing memory in place of the result.
-    do_or_repeat(*agent_, [self = shared_from_this()] {
-      self->agent_->in_fresh_state([pass = self.get()] { pass->complete(); });
-    });
+    rpc::Agent::in_fresh_state([this] { complete(); });
   }
 }
 

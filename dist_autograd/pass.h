@@ -67,7 +67,7 @@ class Pass final : public StrandOwner, public std::enable_shared_from_this<Pass>
   void on_gradients(const WorkerInfo& from, const wire::Ack& ack,
                     const std::vector<wire::GradientEntry>& entries,
                     std::vector<at::Tensor> tensors);
-  void on_done(const WorkerInfo& from, const wire::Done& done);
+  void on_done(const WorkerInfo& from);
   // Whether QUIET, or at the root an ACK, may take long: then it belongs on the thread pool.
   [[nodiscard]] bool may_take_long() const STITCH_EXCLUDES(mutex_) {
     if (at_settled_) return true;
@@ -80,8 +80,8 @@ class Pass final : public StrandOwner, public std::enable_shared_from_this<Pass>
   void on_peer_lost(const WorkerInfo& peer, const Error& reason);
 
   // Ends the pass on all workers with this error, unless it has ended or failed already. Its
-  // context has failed then, too. What there is no memory for is done a little later.
-  void abort(const Error& error) STITCH_EXCLUDES(mutex_);
+  // context has failed then, too.
+  void abort(const Error& error) noexcept STITCH_EXCLUDES(mutex_);
   // Waits until no node of it runs here. Returns immediately when this thread is running one.
   void wait_until_quiet();
 
@@ -112,6 +112,7 @@ class Pass final : public StrandOwner, public std::enable_shared_from_this<Pass>
   void went_quiet(std::uint64_t taken, bool resolved) override;
   void failed(Error error) override;
   void stopped() override;
+  std::shared_ptr<rpc::Runtime> worker() noexcept override { return agent_; }
   c10::WarningHandler* warning_handler() noexcept override {
     return collects_warnings_ ? &warnings_ : nullptr;
   }
@@ -147,7 +148,7 @@ class Pass final : public StrandOwner, public std::enable_shared_from_this<Pass>
   void close_older(const WorkerInfo& from, const wire::OlderPasses& older);
   // Sends what the outbox has. `quiet_at`: the strand is going quiet, having taken so much.
   void flush(std::optional<std::uint64_t> quiet_at = std::nullopt) STITCH_EXCLUDES(mutex_);
-  void send_done(const wire::Done& done) STITCH_EXCLUDES(mutex_);
+  void send_done() STITCH_EXCLUDES(mutex_);
   // DONE will not reach the root, so the pass must fail.
   void done_not_sent(const Error& error) STITCH_EXCLUDES(mutex_);
   [[nodiscard]] wire::PassHeader header() const;
@@ -156,13 +157,13 @@ class Pass final : public StrandOwner, public std::enable_shared_from_this<Pass>
   void send(WorkerId to, rpc::OutMessage message, bool carries_gradients = false)
       STITCH_EXCLUDES(mutex_);
   // One of its messages with gradients has been written, or never will be.
-  void gradients_left() STITCH_EXCLUDES(mutex_);
-  void run_at_settled(bool told) STITCH_EXCLUDES(mutex_);
+  void gradients_left() noexcept STITCH_EXCLUDES(mutex_);
+  void run_at_settled(bool told) noexcept STITCH_EXCLUDES(mutex_);
   void finish(const std::optional<Error>& error) STITCH_EXCLUDES(mutex_);
   // Completes the future of a pass that has ended.
   void complete() STITCH_EXCLUDES(mutex_);
   void expire() STITCH_EXCLUDES(mutex_);
-  void stop_strand() STITCH_EXCLUDES(mutex_);
+  void stop_strand() noexcept STITCH_EXCLUDES(mutex_);
   // Runs a slice of the strand: on the thread of its device; for the CPU, on this thread if that
   // has collected work of the pass to do.
   void execute(c10::Device device, base::UniqueFunction<void()> slice);

@@ -1,6 +1,5 @@
 // Who runs the nodes of a pass: the thread in backward(), or the one that read what makes them
 // ready.
-#include <new>
 #include <optional>
 #include <utility>
 
@@ -11,16 +10,11 @@
 
 namespace stitch::dist_autograd {
 
-namespace {
-// Made beforehand: there may be no memory where a pass is cancelled, and one that is open has to
-// begin.
-const Error was_cancelled(ErrorCode::cancelled, "backward was cancelled");
-}  // namespace
-
 void Pass::begin(std::vector<at::Tensor> gradients, Promise<void> done,
                  rpc::Clock::time_point deadline) {
   done.on_cancel([weak = weak_from_this()] {
-    if (const auto pass = weak.lock()) pass->abort(was_cancelled);
+    if (const auto pass = weak.lock())
+      pass->abort(Error(ErrorCode::cancelled, "backward was cancelled"));
   });
   std::optional<Error> over;
   {
@@ -50,11 +44,7 @@ void Pass::begin(std::vector<at::Tensor> gradients, Promise<void> done,
 void Pass::begin_and_drive(std::vector<at::Tensor> gradients, Promise<void> done,
                            rpc::Clock::time_point deadline) {
   std::optional<rpc::FreshTorchState> fresh;  // for the messages that this thread handles
-  try {
-    if (!rpc::has_fresh_torch_state()) fresh.emplace();
-  } catch (const std::bad_alloc&) {  // the thread waits, and handles none
-    return begin(std::move(gradients), std::move(done), deadline);
-  }
+  if (!rpc::has_fresh_torch_state()) fresh.emplace();
   CollectedWork work(*this);
   driven_ = true;
   begin(std::move(gradients), std::move(done), deadline);

@@ -1,39 +1,36 @@
 // How a pass fails: on this worker, and how the others hear of it.
 #include <chrono>
 #include <memory>
-#include <new>
 #include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "stitch/base/name_list.h"
-#include "stitch/dist_autograd/do_or_repeat.h"
 #include "stitch/dist_autograd/engine.h"
 #include "stitch/dist_autograd/pass.h"
 #include "stitch/rpc/message/life_text.h"
 
 namespace stitch::dist_autograd {
 
-void Pass::abort(const Error& error) {
-  do_or_repeat(*agent_, [self = shared_from_this(), error] {
-    auto failing =
-        std::make_shared<Engine::Failing>(Engine::Failing{self->context_, self->header()});
-    {
-      base::MutexLock lock(self->mutex_);
-      if (!self->protocol_.running()) return;
-      failing->told = self->protocol_.concerned();
-      // Under the lock, so that a pass that succeeds here has not failed its context.
-      failing->effects = self->context_->fail(error);
-      self->error_ = failing->effects.error;
-      self->protocol_.fail();
-    }
-    self->engine_.spread_failure(std::move(failing));
-    do_or_repeat(*self->agent_, [self] { self->stop_strand(); });
-  });
+void Pass::abort(const Error& error) noexcept {
+  const auto self = shared_from_this();  // the failure may take it out of its context
+  std::set<WorkerId> told;
+  ContextState::FailEffects effects;
+  {
+    base::MutexLock lock(mutex_);
+    if (!protocol_.running()) return;
+    told = protocol_.concerned();
+    // Under the lock, so that a pass that succeeds here has not failed its context.
+    effects = context_->fail(error);
+    error_ = effects.error;
+    protocol_.fail();
+  }
+  engine_.spread_failure(*context_, header(), std::move(told), std::move(effects));
+  stop_strand();
 }
 
-void Pass::stop_strand() {
+void Pass::stop_strand() noexcept {
   prepare();
   if (!root()) strand_->start();  // the root's is started by begin(), which may be seeding it
   strand_->stop();
@@ -62,12 +59,8 @@ void Pass::expire() {
     base::MutexLock lock(mutex_);
     begun = begun_;
   }
-  try {
-    agent_->dumps().on_timeout("backward timed out", engine_.table_of({shared_from_this()}),
-                               found.awaited);
-  } catch (const std::bad_alloc&) {
-    // It ends without a dump.
-  }
+  agent_->dumps().on_timeout("backward timed out", engine_.table_of({shared_from_this()}),
+                             found.awaited);
   const auto ms =
       std::chrono::duration_cast<std::chrono::milliseconds>(rpc::Clock::now() - begun).count();
   abort(Error(ErrorCode::timeout,
@@ -76,15 +69,12 @@ void Pass::expire() {
 }
 
 void Pass::done_not_sent(const Error& error) {
-  do_or_repeat(*agent_, [self = shared_from_this(), error] {
-    std::set<WorkerId> told;
-    {
-      base::MutexLock lock(self->mutex_);
-      told = self->protocol_.concerned();
-    }
-    self->engine_.fail_context(self->context_, self->header(), self->found_here(error),
-                               std::move(told));
-  });
+  std::set<WorkerId> told;
+  {
+    base::MutexLock lock(mutex_);
+    told = protocol_.concerned();
+  }
+  engine_.fail_context(*context_, header(), found_here(error), std::move(told));
 }
 
 }  // namespace stitch::dist_autograd

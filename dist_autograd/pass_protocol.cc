@@ -3,13 +3,9 @@
 #include <algorithm>
 #include <utility>
 
-#include "stitch/base/name_list.h"
-
 namespace stitch::dist_autograd {
 
 namespace {
-
-constexpr std::size_t kNamedCalls = 8;
 
 Error protocol_error(const std::string& text) { return Error(ErrorCode::protocol, text); }
 
@@ -24,11 +20,6 @@ void PassProtocol::set_graph(std::unique_ptr<PassGraph> graph) {
 PassEffects PassProtocol::begin() {
   PassEffects effects;
   if (!running()) return effects;
-  if (mode_ == PassMode::eager) {
-    std::vector<LinkId> reached;
-    graph_->mark_roots(reached);
-    send_marks(reached, effects);
-  }
   begun_ = true;
   advance(effects);
   return effects;
@@ -39,8 +30,6 @@ PassEffects PassProtocol::begin() {
 PassEffects PassProtocol::on_mark(const WorkerInfo& from, const wire::Mark& mark) {
   PassEffects effects;
   if (!running()) return effects;
-  if (mode_ == PassMode::fast)
-    throw protocol_error(stitch::to_string(from) + " sent a MARK in a fast pass");
   std::vector<std::uint32_t> sends;
   sends.reserve(mark.links.size());
   for (const std::uint64_t link : mark.links) {
@@ -81,13 +70,13 @@ PassEffects PassProtocol::on_quiet(const WorkerInfo& from) {
   if (!running()) return effects;
   if (from.id != root_ || is_root())
     throw protocol_error(stitch::to_string(from) + " ended the gradients of another worker's pass");
-  if (mode_ == PassMode::eager || heard_quiet_ || phase_ == Phase::closed)
+  if (heard_quiet_ || phase_ == Phase::closed)
     throw protocol_error(stitch::to_string(from) + " sent QUIET in a pass that does not expect it");
   if (phase_ == Phase::gradients && !idle())
     throw protocol_error(stitch::to_string(from) + " sent QUIET while gradients were in flight");
   heard_quiet_ = true;
   peers_.insert(from.id);
-  if (mode_ == PassMode::fast || missing_ == 0) {
+  if (missing_ == 0) {
     phase_ = Phase::closed;  // DONE is the answer
   } else {
     phase_ = Phase::marking;
@@ -112,12 +101,12 @@ PassEffects PassProtocol::on_close_marking(const WorkerInfo& from) {
   return effects;
 }
 
-PassEffects PassProtocol::on_done(const WorkerInfo& from, const wire::Done& done) {
+PassEffects PassProtocol::on_done(const WorkerInfo& from) {
   PassEffects effects;
   if (!running()) return effects;
   // During marking it is the answer to QUIET of a worker that needs no marks.
   std::uint64_t& owed_by = deficits_[from.id];
-  const bool answers = mode_ == PassMode::exact && phase_ == Phase::marking && owed_by != 0;
+  const bool answers = phase_ == Phase::marking && owed_by != 0;
   if ((phase_ != Phase::closed && !answers) || not_done_.erase(from.id) == 0) {
     throw protocol_error(stitch::to_string(from) +
                          " is done with a pass that does not wait for it");
@@ -126,9 +115,6 @@ PassEffects PassProtocol::on_done(const WorkerInfo& from, const wire::Done& done
     --owed_by;
     --deficit_;
   }
-  unused_.unused_links += done.unused_links;
-  unused_.unused_calls.insert(unused_.unused_calls.end(), done.unused_calls.begin(),
-                              done.unused_calls.end());
   advance(effects);
   return effects;
 }
@@ -150,9 +136,7 @@ PassEffects PassProtocol::on_gradients(const WorkerInfo& from, const wire::Ack& 
   for (const std::uint32_t send : sends) {
     if (delivered_[send])
       throw protocol_error(stitch::to_string(from) + " sent the gradients of a call twice");
-    // An eager pass runs during its marking: there it may be marked later.
-    if ((phase_ == Phase::closed || (phase_ == Phase::marking && mode_ == PassMode::exact)) &&
-        mode_ != PassMode::fast && !graph_->marked(send)) {
+    if (phase_ != Phase::gradients && !graph_->marked(send)) {
       throw protocol_error(stitch::to_string(from) +
                            " sent a gradient for a call that the loss does not use");
     }
@@ -267,27 +251,18 @@ void PassProtocol::take_ack(const WorkerInfo& from, const wire::Ack& ack) {
 
 // Called after every change: adds what the new state allows.
 void PassProtocol::advance(PassEffects& effects) {
-  if (!running() || effects.fail) return;
+  if (!running()) return;
   if (phase_ == Phase::gradients && quiet_) acknowledge(effects);
   if (phase_ != Phase::closed) disengage(effects);
-  if (effects.fail) return;
   if (phase_ != Phase::closed || writing_ != 0) return;
-  if (mode_ == PassMode::fast ? !quiet_ : !resolved_) return;
-  if (!is_root()) {
-    effects.done = unused_links();
-    if (mode_ == PassMode::fast && effects.done->unused_links != 0)
-      effects.partial = unused_error(*effects.done);
-    phase_ = Phase::ended;  // only now: it has not ended where there is no memory
-    return;
-  }
-  if (!not_done_.empty()) return;
-  if (mode_ == PassMode::fast && unused_.unused_links != 0) {
-    effects.fail = unused_error(unused_);
-    return;
+  if (!resolved_) return;
+  if (is_root()) {
+    if (!not_done_.empty()) return;
+    effects.succeed = true;
+  } else {
+    effects.done = true;
   }
   phase_ = Phase::ended;
-  effects.succeed = true;
-  effects.found_unused = unused_.unused_links != 0;
 }
 
 // GRADIENTS that could not be acknowledged by others the other way. The parent's wait for the
@@ -334,11 +309,6 @@ void PassProtocol::end_gradients(PassEffects& effects) {
   effects.quiet.assign(participants_.begin(), participants_.end());
   // The differences of all workers add up to what each of them misses now.
   effects.settled = below_missing_ + missing_ == 0;
-  if (mode_ == PassMode::fast) {
-    phase_ = Phase::closed;
-    unused_ = unused_links();
-    return;
-  }
   phase_ = Phase::marking;
   deficit_ += participants_.size();
   for (const WorkerId to : participants_) ++deficits_[to];
@@ -348,51 +318,12 @@ void PassProtocol::end_gradients(PassEffects& effects) {
 // It is known on all workers what the loss uses: what is unmarked here is dead.
 void PassProtocol::close_marking(PassEffects& effects) {
   for (const std::uint32_t send : graph_->sends()) {
-    if (graph_->marked(send) || (mode_ == PassMode::exact && delivered_[send])) continue;
-    if (delivered_[send]) {  // the marking stays open: nothing can end before the pass fails
-      effects.kill.clear();
-      effects.fail = protocol_error("worker " + std::to_string(graph_->receiver(send).value()) +
-                                    " sent a gradient for a call that the loss does not use");
-      return;
-    }
-    effects.kill.push_back(send);
+    if (!delivered_[send] && !graph_->marked(send)) effects.kill.push_back(send);
   }
-  killed_ = effects.kill.size();
-  posted_ += killed_;
-  if (killed_ != 0) quiet_ = false;
+  posted_ += effects.kill.size();
+  if (!effects.kill.empty()) quiet_ = false;
   phase_ = Phase::closed;
-  if (!is_root()) return;
-  unused_.unused_links += killed_;
-  effects.close_marking.assign(not_done_.begin(), not_done_.end());
-}
-
-// The links of this worker that got no gradient.
-wire::Done PassProtocol::unused_links() const {
-  wire::Done done;
-  done.unused_links = killed_;
-  if (mode_ != PassMode::fast) return done;
-  for (const std::uint32_t send : graph_->sends()) {
-    if (delivered_[send]) continue;
-    ++done.unused_links;
-    const std::string& call = graph_->call(send);
-    const bool named = std::find(done.unused_calls.begin(), done.unused_calls.end(), call) !=
-                       done.unused_calls.end();
-    if (!named && done.unused_calls.size() < kNamedCalls) done.unused_calls.push_back(call);
-  }
-  return done;
-}
-
-Error PassProtocol::unused_error(const wire::Done& unused) {
-  std::vector<std::string> calls = unused.unused_calls;
-  std::sort(calls.begin(), calls.end());
-  calls.erase(std::unique(calls.begin(), calls.end()), calls.end());
-  const bool one = calls.size() == 1;
-  const bool more = calls.size() > kNamedCalls;
-  if (more) calls.resize(kNamedCalls);
-  return Error(ErrorCode::invalid_argument,
-               (one ? "result of call " : "results of calls ") + base::join_names(calls) +
-                   (more ? " and others" : "") + (one ? " was" : " were") +
-                   " not used by the loss; use exact mode");
+  if (is_root()) effects.close_marking.assign(not_done_.begin(), not_done_.end());
 }
 
 }  // namespace stitch::dist_autograd

@@ -33,22 +33,14 @@ class PassGraph {
   [[nodiscard]] virtual WorkerId receiver(std::uint32_t send) const = 0;
   [[nodiscard]] virtual const std::string& call(std::uint32_t send) const = 0;
 
-  // Exact mode: marks what is reachable from a SendNode, or from all roots, and appends the links
-  // of the RecvNodes marked by this call. Throws when one of them belongs to another context.
+  // Marks what is reachable from a SendNode, and appends the links of the RecvNodes marked by this
+  // call. Throws when one of them belongs to another context.
   virtual void mark(std::uint32_t send, std::vector<LinkId>& reached) = 0;
-  virtual void mark_roots(std::vector<LinkId>& reached) = 0;
   // The same from all roots and from the SendNodes that are `delivered` (by node), once all has run
   // that their gradients allow. The RecvNodes that have run are not appended: those that no
   // SendNode without gradients leads to.
   virtual void mark_used(const std::vector<bool>& delivered, std::vector<LinkId>& reached) = 0;
   [[nodiscard]] virtual bool marked(std::uint32_t send) const = 0;
-};
-
-// How a pass finds out what the loss uses.
-enum class PassMode : std::uint8_t {
-  fast,   // it must use every link
-  exact,  // marks once all strands are quiet, if some SendNode has got no gradient
-  eager,  // marks from the start; the better choice where links are unused
 };
 
 // What an event of the protocol asks for. Decided under the lock of the pass; done, in this order,
@@ -62,13 +54,8 @@ struct PassEffects {
   // Root, at most once, with the QUIETs: every link of every participant has got its gradient, so
   // all nodes have run, and none is left that could fail.
   bool settled = false;
-  std::optional<Error> fail;       // the pass has to fail with this error
-  bool succeed = false;            // root: all workers are done
-  bool found_unused = false;       // with succeed: links that got no gradient
-  std::optional<wire::Done> done;  // other workers: done here, DONE to the root
-  // With done: nodes here have not run, so the sums are partial. The context fails here before the
-  // pass leaves it; the root tells the others, when it has heard of all unused results.
-  std::optional<Error> partial;
+  bool succeed = false;  // root: all workers are done
+  bool done = false;     // other workers: done here, DONE to the root
   bool deliver = false;  // GRADIENTS: hand its gradients to the strand
   // The sender of this message is new to the pass. The pass learns only of later losses, so it must
   // look whether the sender or the root is lost already.
@@ -82,11 +69,7 @@ struct PassEffects {
 // Thread contract: none, the pass guards it with its mutex.
 class PassProtocol {
  public:
-  PassProtocol(WorkerId self, WorkerId root, PassMode mode)
-      : self_(self),
-        root_(root),
-        mode_(mode),
-        phase_(mode == PassMode::eager ? Phase::marking : Phase::gradients) {}
+  PassProtocol(WorkerId self, WorkerId root) : self_(self), root_(root) {}
 
   // The graph, once it has been built. REQUIRES: called once, before every event below.
   void set_graph(std::unique_ptr<PassGraph> graph);
@@ -98,7 +81,7 @@ class PassProtocol {
   [[nodiscard]] PassEffects on_ack(const WorkerInfo& from, const wire::Ack& ack);
   [[nodiscard]] PassEffects on_quiet(const WorkerInfo& from);
   [[nodiscard]] PassEffects on_close_marking(const WorkerInfo& from);
-  [[nodiscard]] PassEffects on_done(const WorkerInfo& from, const wire::Done& done);
+  [[nodiscard]] PassEffects on_done(const WorkerInfo& from);
   // One GRADIENTS message, for these SendNodes, with the ACK that rides on it.
   [[nodiscard]] PassEffects on_gradients(const WorkerInfo& from, const wire::Ack& ack,
                                          std::span<const std::uint32_t> sends);
@@ -126,8 +109,7 @@ class PassProtocol {
   }
   // Whether QUIET, or at the root an ACK, may make it walk the graph.
   [[nodiscard]] bool may_mark() const noexcept {
-    return mode_ == PassMode::exact && missing_ != 0 &&
-           (phase_ == Phase::gradients || phase_ == Phase::marking);
+    return missing_ != 0 && (phase_ == Phase::gradients || phase_ == Phase::marking);
   }
   [[nodiscard]] bool ended() const noexcept { return phase_ == Phase::ended; }
   // The workers that must be told of a failure. The root knows all
@@ -153,20 +135,16 @@ class PassProtocol {
   [[nodiscard]] wire::Ack answer_parent();
   void end_gradients(PassEffects& effects);
   void close_marking(PassEffects& effects);
-  [[nodiscard]] wire::Done unused_links() const;
-  [[nodiscard]] static Error unused_error(const wire::Done& unused);
 
   // gradients: nodes run as if all links were used, and every GRADIENTS is acknowledged. marking:
-  // MARKs spread, and are acknowledged; nodes run only in an eager pass. closed: nothing is
-  // acknowledged any more; it ends when all has run. failed: the strand is being stopped. ended:
-  // done or failed here.
+  // MARKs spread, and are acknowledged. closed: nothing is acknowledged any more; it ends when all
+  // has run. failed: the strand is being stopped. ended: done or failed here.
   enum class Phase : std::uint8_t { gradients, marking, closed, failed, ended };
 
   const WorkerId self_;
   const WorkerId root_;
-  const PassMode mode_;
   std::unique_ptr<PassGraph> graph_;
-  Phase phase_;
+  Phase phase_ = Phase::gradients;
   std::set<WorkerId> peers_;  // sent to or received from
 
   // Dijkstra-Scholten: the worker to acknowledge to when everything this worker has
@@ -178,16 +156,14 @@ class PassProtocol {
   std::set<WorkerId> participants_;             // as the ACKs named them
   bool begun_ = false;                          // root: its own messages are counted
   std::set<WorkerId> not_done_;                 // root: those that have not said DONE
-  wire::Done unused_;                           // root: from all
   bool heard_quiet_ = false;
 
   std::vector<bool> delivered_;      // by node: a GRADIENTS came for it
   std::size_t missing_ = 0;          // SendNodes for which none came
   std::uint64_t told_missing_ = 0;   // the value of missing_ that other workers know
   std::uint64_t below_missing_ = 0;  // the sum of what ACKs have told, not passed on yet
-  std::uint64_t killed_ = 0;
-  std::uint64_t posted_ = 0;  // deliveries and kills handed to the strand
-  bool quiet_ = false;        // the strand has processed all of them and is idle
+  std::uint64_t posted_ = 0;         // deliveries and kills handed to the strand
+  bool quiet_ = false;               // the strand has processed all of them and is idle
   bool resolved_ = false;
   std::uint64_t writing_ = 0;  // GRADIENTS sent, not yet written
 };

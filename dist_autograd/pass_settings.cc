@@ -9,18 +9,14 @@ std::uint8_t PassSettings::to_wire() const {
   return static_cast<std::uint8_t>(
       (run.retain_graph ? Header::kRetainGraph : 0) |
       (run.create_graph ? Header::kCreateGraph : 0) | (run.anomaly ? Header::kAnomaly : 0) |
-      (run.only_inputs ? Header::kOnlyInputs : 0) | (mode == PassMode::fast ? Header::kFast : 0) |
-      (mode == PassMode::eager ? Header::kEager : 0) | (run.allow_nan ? Header::kAllowNaN : 0));
+      (run.only_inputs ? Header::kOnlyInputs : 0) | (run.allow_nan ? Header::kAllowNaN : 0));
 }
 
 PassSettings PassSettings::from_wire(std::uint8_t flags) {
   using Header = wire::PassHeader;
   return {{(flags & Header::kRetainGraph) != 0, (flags & Header::kCreateGraph) != 0,
            (flags & Header::kAnomaly) != 0, (flags & Header::kOnlyInputs) != 0,
-           (flags & Header::kAllowNaN) != 0},
-          (flags & Header::kFast) != 0    ? PassMode::fast
-          : (flags & Header::kEager) != 0 ? PassMode::eager
-                                          : PassMode::exact};
+           (flags & Header::kAllowNaN) != 0}};
 }
 
 }  // namespace stitch::dist_autograd

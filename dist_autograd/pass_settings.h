@@ -3,7 +3,6 @@
 #include <cstdint>
 
 #include "stitch/dist_autograd/executor/node_run.h"
-#include "stitch/dist_autograd/pass_protocol.h"
 
 namespace stitch::dist_autograd {
 
@@ -11,7 +10,6 @@ namespace stitch::dist_autograd {
 // may open the pass on another worker. A plain value.
 struct PassSettings {
   RunFlags run;
-  PassMode mode = PassMode::exact;
   [[nodiscard]] std::uint8_t to_wire() const;
   // Unknown flags are ignored, so that to_wire() differs from them.
   [[nodiscard]] static PassSettings from_wire(std::uint8_t flags);

@@ -30,10 +30,6 @@ class PlanGraph final : public PassGraph {
     spread(send);
     report(reached, nullptr);
   }
-  void mark_roots(std::vector<LinkId>& reached) override {
-    for (const Plan::Target& root : plan_->roots()) spread(root.node);
-    report(reached, nullptr);
-  }
   void mark_used(const std::vector<bool>& delivered, std::vector<LinkId>& reached) override {
     // No delivery was dead so far: what a SendNode without gradients leads to waits, and no more.
     Marks waiting(*plan_);

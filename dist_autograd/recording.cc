@@ -10,6 +10,7 @@
 #include "stitch/dist_autograd/carried_autocast.h"
 #include "stitch/dist_autograd/current_context.h"
 #include "stitch/dist_autograd/graph/recv_node.h"
+#include "stitch/dist_autograd/graph/unrecorded_node.h"
 #include "stitch/rpc/agent/incoming_call.h"
 #include "stitch/rpc/message/frame_kinds.h"
 
@@ -104,6 +105,32 @@ void add_no_grad(rpc::OutMessage& message, bool request) {
   message.frame.add_section(wire::kNoGradSection, kNothing);
 }
 
+// Names the tensors whose history stays behind, since the message belongs to no context.
+void add_history(rpc::OutMessage& message) {
+  base::Bytes bytes;
+  base::ByteWriter out(bytes);
+  for (std::uint32_t i = 0; i < message.tensors.size(); ++i) {
+    const at::Tensor& tensor = message.tensors[i];
+    if (tensor.defined() && tensor.requires_grad() && !tensor.is_leaf()) out.write(i);
+  }
+  if (!bytes.span().empty()) message.frame.add_section(wire::kHistorySection, bytes.span());
+}
+
+// Has a backward that reaches one of them fail.
+void mark_history(rpc::InMessage& message, std::span<const std::byte> section) {
+  base::ByteReader in(section, "history section");
+  while (in.remaining() != 0) {
+    const auto index = in.read<std::uint32_t>();
+    if (index >= message.tensors.size() || !message.tensors[index].defined() ||
+        !message.tensors[index].is_leaf() || !message.tensors[index].requires_grad()) {
+      throw Error(ErrorCode::protocol, "history section of a message from " +
+                                           stitch::to_string(message.from) + " names tensor " +
+                                           std::to_string(index) + ", which has none");
+    }
+    UnrecordedNode::attach(message.tensors[index], message.from.name);
+  }
+}
+
 // Throws Error(invalid_argument) where the worker that is current, and whose context this is, is
 // not `self`, which sends: a call through a member or a reference of another worker of the process.
 void require_own_context(const rpc::Agent& self, const ContextId& context) {
@@ -141,10 +168,12 @@ void Recording::on_send(rpc::OutMessage& message, const WorkerInfo& to) {
   if (no_grad) add_no_grad(message, request);
   if (no_grad && !request) return;
   const auto current = CurrentContext::get();
-  if (!current) return;
-  const auto& context = current->context;
   // A peer that is told the id will be told of the end; after the end no peer is told the id.
-  if (request ? !context->add_peer(to) : context->ended()) return;
+  if (!current || (request ? !current->context->add_peer(to) : current->context->ended())) {
+    if (!no_grad) add_history(message);
+    return;
+  }
+  const auto& context = current->context;
 
   Section section{context->id(), 0, {}};
   std::vector<at::Tensor> tensors;
@@ -162,8 +191,7 @@ void Recording::on_send(rpc::OutMessage& message, const WorkerInfo& to) {
                   .callee = request ? to.name : agent_.self().name};
     auto& unsent = message.attachment<UnsentLink>();  // first: without it the link would stay
     // Kept before the message leaves: backward can only start from what has arrived.
-    if (!context->add_send(link, make_node<SendNode>(link, to, std::move(call), tensors), false))
-      return;
+    if (!context->add_send(link, make_node<SendNode>(link, to, std::move(call), tensors))) return;
     section.link = link.counter;
     unsent.watch(context, link);
   } else if (!request) {
@@ -187,7 +215,11 @@ void Recording::on_decode(rpc::InMessage& message, rpc::ExecutionContext& execut
   }
   if (request) execution.autocast = autocast_of(message);
   const auto* const found = message.view.section(wire::kContextSection);
-  if (found == nullptr) return;
+  if (found == nullptr) {
+    if (const auto* const history = message.view.section(wire::kHistorySection))
+      mark_history(message, history->bytes);
+    return;
+  }
   const Section section = Section::read(found->bytes);
   const auto context =
       request ? release_.join(section.context, message.from) : contexts_.find(section.context);

@@ -57,13 +57,30 @@ std::string new_save_id() {
   return text;
 }
 
-void expect_folder_for(const fs::path& folder, const std::string& optimizer) {
+void expect_folder_for(const fs::path& folder, const std::string& optimizer,
+                       const std::vector<std::vector<SavedParameter>>& parameters) {
   std::error_code ignored;
   if (!fs::exists(folder, ignored)) return;
+  std::map<std::string, std::vector<std::int64_t>> own;
+  for (const auto& part : parameters) {
+    for (const auto& parameter : part) own.emplace(parameter.name, parameter.sizes);
+  }
   for (const auto& file : files_of(folder, kShardSuffix)) {
-    if (const auto header = read_shard_header(file); header.optimizer != optimizer) {
-      refuse_checkpoint(file, "is of a " + header.optimizer + ", not a " + optimizer +
-                                  ": each optimizer needs a folder of its own");
+    SavedParameter first;
+    const auto header = [&] {
+      try {
+        return read_shard_header(file, first);
+      } catch (const Error& error) {
+        throw Error(error.code(),
+                    std::string(error.what()) + "; to save into this folder, remove that file");
+      }
+    }();
+    const std::string rule = ": each optimizer needs a folder of its own";
+    if (header.optimizer != optimizer)
+      refuse_checkpoint(file, "is of a " + header.optimizer + ", not a " + optimizer + rule);
+    const auto found = own.find(first.name);
+    if (found == own.end() || found->second != first.sizes) {
+      refuse_checkpoint(file, "has parameter \"" + first.name + "\" of another optimizer" + rule);
     }
   }
 }

@@ -20,9 +20,10 @@ namespace stitch::optim {
 // Throws Error(internal) without a source of random numbers.
 [[nodiscard]] std::string new_save_id();
 
-// Throws when the folder holds the checkpoint of another type of optimizer, which a save would
-// overwrite.
-void expect_folder_for(const std::filesystem::path& folder, const std::string& optimizer);
+// Throws when the folder holds the checkpoint of another optimizer, which a save would overwrite:
+// one of another type, or of a parameter that is not among these, by name and sizes.
+void expect_folder_for(const std::filesystem::path& folder, const std::string& optimizer,
+                       const std::vector<std::vector<SavedParameter>>& parameters);
 
 // Renames the finished shards of a save over the previous ones and removes the shards of all other
 // owners. Atomic for a reader: if the process dies between two renames, find_shards() finds the

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -27,7 +28,10 @@ using OwnersStep = std::function<Future<std::int64_t>()>;
 // started, neither are those after it, and its error, when those before it have ended, says how
 // many parameters they stepped.
 [[nodiscard]] Future<std::vector<std::int64_t>> start_steps(const std::vector<OwnersStep>& steps);
-// How many parameters all owners together have stepped.
+namespace detail {
+inline std::atomic<bool> said_no_gradient{false};  // in this process
+}
+// How many parameters all owners together have stepped. For none it says so on stderr, once.
 [[nodiscard]] std::int64_t sum_of(const std::vector<std::int64_t>& stepped);
 // Waits for them. This thread's current streams then run after the steps of its own worker.
 [[nodiscard]] std::int64_t sum_when_done(const Future<std::vector<std::int64_t>>& stepped);
@@ -141,7 +145,7 @@ class DistributedOptimizer {
   // existing checkpoint stays until the new one is complete and on the disk, also after a crash.
   // The state of each parameter is consistent; steps that run meanwhile are included for some
   // parameters and not for others. Throws Error(invalid_argument) when the folder cannot be written
-  // or has the checkpoint of another type of optimizer.
+  // or has the checkpoint of another optimizer: of another type, or with other parameters.
   void save(const std::filesystem::path& folder) const;
   // Reads options and state back, by the parameters' names, also when other workers owned them. All
   // or nothing: everything is read and checked before any owner changes anything, and parameters
@@ -197,8 +201,8 @@ void DistributedOptimizer<Optimizer>::save(const std::filesystem::path& folder) 
   header.save_id = new_save_id();
   header.options = options_to_values<Optimizer>(options());
   for (const auto& part : parts_) header.owners.push_back(part.owner.name);
-  expect_folder_for(folder, header.optimizer);
   const auto parameters = when_all(on_all<&Local::parameters>()).get();
+  expect_folder_for(folder, header.optimizer, parameters);
   std::vector<std::unique_ptr<ShardWriter>> writers;
   for (std::size_t i = 0; i < parts_.size(); ++i) {
     header.owner = parts_[i].owner.name;

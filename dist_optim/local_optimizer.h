@@ -62,7 +62,7 @@ class LocalOptimizer {
     std::vector<std::pair<Entry*, at::Tensor>> due;
     for (const auto& entry : entries_) {
       at::Tensor gradient =
-          gradients ? gradients->gradient(entry->shadow.parameter()) : at::Tensor();
+          gradients ? gradients->stored_gradient(entry->shadow.parameter()) : at::Tensor();
       if (!gradient.defined()) continue;
       entry->shadow.check(gradient, entry->name);
       if constexpr (requires { Optimizer::check_rows(gradient, gradient); })
@@ -113,7 +113,8 @@ class LocalOptimizer {
   // dropped.
   void stage(const std::string& load, std::uint64_t position,
              const std::optional<NamedValues>& values) {
-    (void)entry_at(position);
+    const Entry& entry = entry_at(position);
+    if (values) check_state_sizes<Optimizer>(*values, entry.shadow.parameter());
     auto state = values ? state_from_values<Optimizer>(*values) : nullptr;
     if (state) move_state<Optimizer>(*state, device_at(position));
     base::MutexLock lock(mutex_);

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <sstream>
 
 #include "stitch/base/error.h"
 
@@ -28,6 +29,17 @@ std::string_view type_text(const NamedValue& value) {
 void FieldCollector::operator()(std::string_view name, const at::Tensor& value) {
   if (!value.defined()) return;
   put(name, value.is_cpu() ? value.detach().clone() : value.detach().cpu());
+}
+
+void check_state_tensor(std::string_view name, const NamedValue& value, const at::Tensor& parameter,
+                        at::IntArrayRef sizes) {
+  const auto* const tensor = std::get_if<at::Tensor>(&value);
+  if (tensor == nullptr || !tensor->defined()) return;
+  if (tensor->sizes() == sizes && tensor->scalar_type() == parameter.scalar_type()) return;
+  std::ostringstream why;
+  why << in_quotes(name) << " of type " << tensor->scalar_type() << ' ' << tensor->sizes()
+      << " for a parameter of type " << parameter.scalar_type() << ' ' << parameter.sizes();
+  refuse("state has", why.str());
 }
 
 void FieldMover::operator()(std::string_view, at::Tensor& field) const {

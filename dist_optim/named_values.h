@@ -54,6 +54,11 @@ class FieldCollector {
   NamedValues& values_;
 };
 
+// Throws Error(invalid_argument) for a tensor that does not have these sizes and the dtype of
+// `parameter`, whose state it shall be.
+void check_state_tensor(std::string_view name, const NamedValue& value, const at::Tensor& parameter,
+                        at::IntArrayRef sizes);
+
 // Writes values back into the fields of a struct. Strict: a value of another type,
 // one that is missing (tensors may be: they become undefined) or, at finish(), one that no field
 // took is an Error(invalid_argument) that names it. Thread contract: one thread.

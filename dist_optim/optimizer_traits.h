@@ -32,6 +32,9 @@ namespace stitch::optim {
 //     static void state(auto& s, auto&& field) { field("count", s.count); }
 //   };
 //
+// A trait that declares `static at::IntArrayRef state_sizes(const at::Tensor& parameter)` has state
+// that is loaded checked: its tensors must have these sizes and the parameter's dtype.
+//
 // Fields may be bool, integers, floating-point numbers, std::string, std::vector<double>, tuples of
 // double, and, in the state, tensors. The functions are called with const objects to read them and
 // with others to write them. An optimizer that changes parameters without counting up their version
@@ -53,6 +56,7 @@ struct OptimizerTraits<torch::optim::SGD> {
   static void state(auto& state, auto&& field) {
     field("momentum_buffer", state.momentum_buffer());
   }
+  static at::IntArrayRef state_sizes(const at::Tensor& parameter) { return parameter.sizes(); }
   // C++ SGD writes past the version counter; the others do not.
   static constexpr bool kBumpsVersion = false;
 };
@@ -75,6 +79,7 @@ struct AdamTraits {
     field("exp_avg_sq", state.exp_avg_sq());
     field("max_exp_avg_sq", state.max_exp_avg_sq());
   }
+  static at::IntArrayRef state_sizes(const at::Tensor& parameter) { return parameter.sizes(); }
 };
 template <>
 struct OptimizerTraits<torch::optim::Adam>
@@ -98,6 +103,7 @@ struct OptimizerTraits<torch::optim::Adagrad> {
     field("step", state.step());
     field("sum", state.sum());
   }
+  static at::IntArrayRef state_sizes(const at::Tensor& parameter) { return parameter.sizes(); }
 };
 
 template <>
@@ -118,6 +124,7 @@ struct OptimizerTraits<torch::optim::RMSprop> {
     field("momentum_buffer", state.momentum_buffer());
     field("grad_avg", state.grad_avg());
   }
+  static at::IntArrayRef state_sizes(const at::Tensor& parameter) { return parameter.sizes(); }
 };
 
 template <>
@@ -229,6 +236,15 @@ void move_state(torch::optim::OptimizerParamState& state, c10::Device device) {
   if constexpr (kHasState<Optimizer>) {
     OptimizerTraits<Optimizer>::state(
         static_cast<typename OptimizerTraits<Optimizer>::State&>(state), FieldMover(device));
+  }
+}
+
+// Throws Error(invalid_argument) naming a tensor of the state that cannot be of this parameter.
+template <class Optimizer>
+void check_state_sizes(const NamedValues& values, const at::Tensor& parameter) {
+  if constexpr (requires { OptimizerTraits<Optimizer>::state_sizes(parameter); }) {
+    const at::IntArrayRef sizes = OptimizerTraits<Optimizer>::state_sizes(parameter);
+    for (const auto& [name, value] : values) check_state_tensor(name, value, parameter, sizes);
   }
 }
 

@@ -1,7 +1,7 @@
 // What the functions of backward_and_step.h do.
 #include <atomic>
+#include <cstdio>
 #include <memory>
-#include <new>
 #include <numeric>
 #include <optional>
 #include <string>
@@ -18,16 +18,12 @@ namespace {
 // The error of what failed when owners had been told to step.
 Error with_stepped(const Error& failure, std::int64_t stepped) {
   if (stepped == 0) return failure;
-  try {
-    return Error(failure.code(), std::string(failure.what()) + "; " + std::to_string(stepped) +
-                                     (stepped == 1 ? " parameter was" : " parameters were") +
-                                     " stepped nevertheless")
-        .with_worker(failure.worker())
-        .with_function(failure.function())
-        .with_remote(failure.remote());
-  } catch (const std::bad_alloc&) {
-    return failure;  // without saying that
-  }
+  return Error(failure.code(), std::string(failure.what()) + "; " + std::to_string(stepped) +
+                                   (stepped == 1 ? " parameter was" : " parameters were") +
+                                   " stepped nevertheless")
+      .with_worker(failure.worker())
+      .with_function(failure.function())
+      .with_remote(failure.remote());
 }
 
 // The results of steps that have been started, once all have ended. With `failure`, be it that of
@@ -84,7 +80,14 @@ class SettledSteps final : public dist_autograd::AtSettled,
 }  // namespace
 
 std::int64_t sum_of(const std::vector<std::int64_t>& stepped) {
-  return std::accumulate(stepped.begin(), stepped.end(), std::int64_t{0});
+  const auto sum = std::accumulate(stepped.begin(), stepped.end(), std::int64_t{0});
+  if (sum == 0 && !detail::said_no_gradient.exchange(true)) {
+    std::fputs(
+        "stitch: a step found no gradient for any of its parameters: does the loss depend on them, "
+        "and was its forward pass made under the context that the step was given?\n",
+        stderr);
+  }
+  return sum;
 }
 
 std::int64_t sum_when_done(const Future<std::vector<std::int64_t>>& stepped) {

@@ -7,6 +7,7 @@
 
 #include "stitch/base/error.h"
 #include "stitch/dist_autograd/graph/device_order.h"
+#include "stitch/dist_autograd/optimizers_step.h"
 #include "stitch/dist_optim/parameter_lock.h"
 
 namespace stitch::optim {
@@ -50,8 +51,9 @@ void ShadowParameter::begin_step(const at::Tensor& gradient, std::string_view na
 
 void ShadowParameter::end_step(bool bump_version) {
   shadow_.mutable_grad() = at::Tensor();
-  if (bump_version && policy_ == StalePolicy::detect)
-    torch::autograd::impl::bump_version(parameter_);
+  if (policy_ != StalePolicy::detect) return;
+  dist_autograd::optimizers_step_here = true;
+  if (bump_version) torch::autograd::impl::bump_version(parameter_);
 }
 
 }  // namespace stitch::optim

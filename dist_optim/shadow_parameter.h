@@ -11,7 +11,8 @@ namespace stitch::optim {
 
 // What a step does about a forward pass that saved the old parameter and has not run backward yet.
 enum class StalePolicy : unsigned char {
-  detect,  // that backward throws ("modified by an inplace operation"): no silent error
+  detect,  // that backward throws ("modified by an inplace operation"). A step that comes while
+           // that backward has read the parameter and still computes with it is not seen
   allow,   // that backward uses the new values: asynchronous training on shared parameters
 };
 

@@ -47,8 +47,10 @@ struct SavedParameter {
 ShardHeader read_shard(const std::filesystem::path& file,
                        const std::function<void(SavedParameter)>& each);
 
-// Reads the header only; the checksum is not verified.
-[[nodiscard]] ShardHeader read_shard_header(const std::filesystem::path& file);
+// Reads the header and, into `first`, the name and sizes of the first parameter; the checksum is
+// not verified.
+[[nodiscard]] ShardHeader read_shard_header(const std::filesystem::path& file,
+                                            SavedParameter& first);
 
 // Writes one owner's shard under a temporary name, next to the published one if there is one:
 // publish() (checkpoint.h) renames it. An unfinished file is removed by the destructor. All

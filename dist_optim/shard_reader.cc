@@ -192,15 +192,20 @@ ShardHeader read_header(Reader& reader, const fs::path& file) {
   return header;
 }
 
+SavedParameter read_name_and_sizes(Reader& reader) {
+  SavedParameter parameter;
+  parameter.name = reader.read_text();
+  parameter.sizes = reader.read_sizes();
+  return parameter;
+}
+
 }  // namespace
 
 ShardHeader read_shard(const fs::path& file, const std::function<void(SavedParameter)>& each) {
   Reader reader(file);
   ShardHeader header = read_header(reader, file);
   for (auto count = reader.read_count(9); count > 0; --count) {
-    SavedParameter parameter;
-    parameter.name = reader.read_text();
-    parameter.sizes = reader.read_sizes();
+    SavedParameter parameter = read_name_and_sizes(reader);
     if (reader.read<std::uint8_t>() != 0) parameter.state = reader.read_values();
     each(std::move(parameter));
   }
@@ -208,9 +213,11 @@ ShardHeader read_shard(const fs::path& file, const std::function<void(SavedParam
   return header;
 }
 
-ShardHeader read_shard_header(const fs::path& file) {
+ShardHeader read_shard_header(const fs::path& file, SavedParameter& first) {
   Reader reader(file);
-  return read_header(reader, file);
+  ShardHeader header = read_header(reader, file);
+  if (reader.read_count(9) > 0) first = read_name_and_sizes(reader);
+  return header;
 }
 
 }  // namespace stitch::optim

@@ -74,6 +74,7 @@ State& state_of(torch::optim::Optimizer& optimizer, const at::Tensor& parameter,
 
 void detail::SparseOptimizer::check_rows(const at::Tensor& parameter, const at::Tensor& gradient) {
   TORCH_CHECK(parameter.dim() > 0, "a parameter without dimensions has no rows to step");
+  TORCH_CHECK(!parameter.is_complex(), "a complex parameter cannot be stepped by rows");
   TORCH_CHECK(!gradient.is_sparse() || gradient.sparse_dim() == 1, "a gradient with ",
               gradient.sparse_dim(),
               " sparse dimensions cannot be stepped by rows, only one with 1");

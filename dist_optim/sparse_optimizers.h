@@ -12,9 +12,9 @@
 // Optimizers for tables of which a batch uses a few rows, such as embeddings: the gradient is
 // sparse (one sparse dimension, dimension 0), and only the rows that it names change, they and
 // their state. A row that is named more than once is stepped once, by the sum. A dense gradient
-// names all rows. By themselves, or in a DistributedOptimizer; parameters of any floating-point
-// type on any device (fp16 with the usual `eps` may give NaN: that is 0 in fp16). Thread contract:
-// as torch::optim's.
+// names all rows. By themselves, or in a DistributedOptimizer; parameters of any real
+// floating-point type on any device (fp16 with the usual `eps` may give NaN: that is 0 in fp16).
+// Thread contract: as torch::optim's.
 namespace stitch::optim {
 
 namespace detail {
@@ -162,6 +162,9 @@ struct OptimizerTraits<SparseAdagrad> {
     field("step", state.step());
     field("sum", state.sum());
   }
+  static at::IntArrayRef state_sizes(const at::Tensor& parameter) {
+    return parameter.sizes().slice(0, 1);  // a number for each row
+  }
 };
 
 template <>
@@ -178,6 +181,7 @@ struct OptimizerTraits<SparseAdam> {
     field("exp_avg", state.exp_avg());
     field("exp_avg_sq", state.exp_avg_sq());
   }
+  static at::IntArrayRef state_sizes(const at::Tensor& parameter) { return parameter.sizes(); }
 };
 
 }  // namespace stitch::optim

@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 #include <type_traits>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -56,13 +57,14 @@ class ModuleHost {
   }
   std::vector<RRef<at::Tensor>> parameters() const {
     std::vector<RRef<at::Tensor>> references;
-    for (const auto& parameter : module_->parameters()) references.push_back(make_rref(parameter));
+    for (const auto& [name, parameter] : own_parameters())
+      references.push_back(make_rref(parameter));
     return references;
   }
   std::vector<std::pair<std::string, RRef<at::Tensor>>> named_parameters() const {
     std::vector<std::pair<std::string, RRef<at::Tensor>>> references;
-    for (const auto& parameter : module_->named_parameters())
-      references.emplace_back(parameter.key(), make_rref(parameter.value()));
+    for (const auto& [name, parameter] : own_parameters())
+      references.emplace_back(name, make_rref(parameter));
     return references;
   }
   std::vector<RRef<at::Tensor>> buffers() const {
@@ -76,7 +78,11 @@ class ModuleHost {
       references.emplace_back(buffer.key(), make_rref(buffer.value()));
     return references;
   }
-  std::vector<std::string> parameter_names() const { return module_->named_parameters().keys(); }
+  std::vector<std::string> parameter_names() const {
+    std::vector<std::string> names;
+    for (const auto& [name, parameter] : own_parameters()) names.push_back(name);
+    return names;
+  }
   void train(bool on) { module_->train(on); }
   std::map<std::string, at::Tensor> state_dict() const { return rref::module_state(*module_); }
   StateDifference load_state_dict(const std::map<std::string, at::Tensor>& state, bool strict) {
@@ -86,6 +92,17 @@ class ModuleHost {
   [[nodiscard]] Impl& module() noexcept { return *module_; }
 
  private:
+  // Each once, by its first name.
+  std::vector<std::pair<std::string, at::Tensor>> own_parameters() const {
+    std::vector<std::pair<std::string, at::Tensor>> own;
+    std::unordered_set<const void*> seen;
+    for (const auto& parameter : module_->named_parameters()) {
+      if (seen.insert(parameter.value().unsafeGetTensorImpl()).second)
+        own.emplace_back(parameter.key(), parameter.value());
+    }
+    return own;
+  }
+
   std::shared_ptr<Impl> module_;
 };
 
@@ -170,7 +187,8 @@ class RemoteModule {
     return host_.template remote<kForward<Args...>>(std::forward<Args>(args)...);
   }
 
-  // References to the parameters, owned there, in the order of module.parameters(). Waits.
+  // References to the parameters, owned there, in the order of module.parameters(). A tensor that
+  // the module has under several names (tied weights) is there once, under the first. Waits.
   [[nodiscard]] std::vector<RRef<at::Tensor>> parameters() const {
     return host_.template rpc_sync<&Host::parameters>();
   }

@@ -1,9 +1,15 @@
 #include "stitch/dist_autograd/executor/node_run.h"
 
-#include <sstream>
+#include <ATen/record_function.h>
 
+#include <memory>
+#include <optional>
+#include <sstream>
+#include <string_view>
+#include <utility>
+
+#include "stitch/base/callback_scope.h"
 #include "stitch/base/error.h"
-#include "stitch/dist_autograd/executor/nested_backward.h"
 
 namespace stitch::dist_autograd {
 
@@ -12,6 +18,48 @@ namespace {
 [[noreturn]] void refuse(const std::string& text) {
   throw Error(ErrorCode::remote_exception, text);
 }
+
+// Sees whether code of the program, which a node or a hook runs, calls backward() of libtorch's own
+// engine: that adds to `.grad` what belongs to the context.
+class BackwardWatch {
+ public:
+  explicit BackwardWatch(bool on) {
+    if (!on) return;
+    outer_ = std::exchange(innermost_, this);
+    handle_ = at::addThreadLocalCallback(
+        at::RecordFunctionCallback(&saw).scopes({at::RecordScope::BACKWARD_FUNCTION}));
+  }
+  ~BackwardWatch() {
+    if (!handle_) return;
+    at::removeCallback(*handle_);
+    innermost_ = outer_;
+  }
+  BackwardWatch(const BackwardWatch&) = delete;
+  BackwardWatch& operator=(const BackwardWatch&) = delete;
+  // Throws when it has.
+  void expect_none() const {
+    if (seen_)
+      refuse(
+          "backward() was called inside it: call torch::autograd::grad() there, which leaves "
+          ".grad alone");
+  }
+
+ private:
+  // Only backward() runs such a node; grad() captures what would reach it. What a message that is
+  // handled here meanwhile runs is not the node's.
+  static std::unique_ptr<at::ObserverContext> saw(const at::RecordFunction& function) {
+    if (innermost_ != nullptr && innermost_->callbacks_ == base::CallbackScope::depth() &&
+        std::string_view(function.name()) == "torch::autograd::AccumulateGrad")
+      innermost_->seen_ = true;
+    return nullptr;
+  }
+  static inline thread_local BackwardWatch* innermost_ = nullptr;
+
+  const int callbacks_ = base::CallbackScope::depth();
+  BackwardWatch* outer_ = nullptr;
+  std::optional<at::CallbackHandle> handle_;
+  bool seen_ = false;
+};
 
 void pre_hooks(Node& node, variable_list& inputs) {
   tensor_pre_hooks(node, inputs);
@@ -97,17 +145,14 @@ void fit_to_edges(const edge_list& edges, variable_list& gradients, const Node& 
   }
 }
 
-variable_list run_send(SendNode& node, variable_list gradients, const RunFlags& flags,
-                       const GradientSink& sink) {
-  if (!node.pre_hooks().empty() || !node.post_hooks().empty())
-    return run_node(node, std::move(gradients), flags, sink);
+variable_list run_send(SendNode& node, variable_list gradients, const RunFlags& flags) {
+  if (has_hooks(node)) return run_node(node, std::move(gradients), flags);
   fit_to_edges(node.next_edges(), gradients, node);
   return gradients;
 }
 
-variable_list run_node(Node& node, variable_list inputs, const RunFlags& flags,
-                       const GradientSink& sink) {
-  NestedBackward nested(sink);
+variable_list run_node(Node& node, variable_list inputs, const RunFlags& flags) {
+  const BackwardWatch watch(!node.is_traceable() || has_hooks(node));  // libtorch's own are
   pre_hooks(node, inputs);
   if (!flags.retain_graph) node.will_release_variables();
   const bool hooked = !node.post_hooks().empty();
@@ -119,7 +164,7 @@ variable_list run_node(Node& node, variable_list inputs, const RunFlags& flags,
   if (hooked) outputs = post_hooks(node, std::move(outputs), copies);
   if (!flags.retain_graph) node.release_variables();
   if (flags.anomaly && !flags.allow_nan) refuse_nan(node, outputs);
-  nested.finish();
+  watch.expect_none();
   return outputs;
 }
 
@@ -128,8 +173,8 @@ void require_leaf(const at::Tensor& leaf) {
   refuse("a leaf tensor was changed in place after its use: it is no longer a leaf of the graph");
 }
 
-void run_leaf(AccumulateGrad& leaf, variable_list inputs, const GradientSink& sink) {
-  NestedBackward nested(sink);
+void run_leaf(AccumulateGrad& leaf, variable_list inputs, GradientStore& store) {
+  const BackwardWatch watch(has_hooks(leaf));
   pre_hooks(leaf, inputs);
   const bool hooked = !leaf.post_hooks().empty();
   if (!inputs.empty() && inputs[0].defined()) {
@@ -137,19 +182,20 @@ void run_leaf(AccumulateGrad& leaf, variable_list inputs, const GradientSink& si
     if (leaf.variable.requires_grad()) {
       at::Tensor gradient = hooked ? inputs[0] : std::move(inputs[0]);
       leaf_hooks(leaf, leaf.variable, gradient);
-      sink.store.accumulate(leaf.variable, std::move(gradient), hooked ? 2 : 1);
+      watch.expect_none();
+      store.accumulate(leaf.variable, std::move(gradient), hooked ? 2 : 1);
     }
   }
   if (hooked) static_cast<void>(post_hooks(leaf, {}, inputs));
-  nested.finish();
+  watch.expect_none();
 }
 
-variable_list run_recv(RecvNode& node, variable_list inputs, const GradientSink& sink) {
-  NestedBackward nested(sink);
+variable_list run_recv(RecvNode& node, variable_list inputs) {
+  const BackwardWatch watch(has_hooks(node));
   pre_hooks(node, inputs);
   if (!node.post_hooks().empty()) static_cast<void>(post_hooks(node, {}, inputs));
   refuse_other_shapes(node, inputs);
-  nested.finish();
+  watch.expect_none();
   return inputs;
 }
 

@@ -17,22 +17,20 @@ struct RunFlags {
 };
 
 // Running one node with complete inputs, by the rules the local engine keeps (hooks, validation,
-// release, NaN check). Each throws what the node or a hook throws. What a node that runs libtorch's
-// engine inside finds for leaves goes to `sink`, too (nested_backward.h). REQUIRES: grad mode is
-// set to flags.create_graph; no lock of ours is held.
+// release, NaN check). Each throws what the node or a hook throws, and when one of them calls
+// backward() of libtorch's engine. REQUIRES: grad mode is set to flags.create_graph; no lock of
+// ours is held.
 
 // Runs a node and returns one gradient per next edge, fitted to what the edge's target expects;
 // undefined ones stay so.
-[[nodiscard]] variable_list run_node(Node& node, variable_list inputs, const RunFlags& flags,
-                                     const GradientSink& sink);
+[[nodiscard]] variable_list run_node(Node& node, variable_list inputs, const RunFlags& flags);
 // The same for a send node, which passes on what it gets: NaN in that is not its doing.
-[[nodiscard]] variable_list run_send(SendNode& node, variable_list gradients, const RunFlags& flags,
-                                     const GradientSink& sink);
-// Runs a leaf: its gradient is added to the sink's store, `.grad` stays as it is.
-void run_leaf(AccumulateGrad& leaf, variable_list inputs, const GradientSink& sink);
+[[nodiscard]] variable_list run_send(SendNode& node, variable_list gradients,
+                                     const RunFlags& flags);
+// Runs a leaf: its gradient is added to `store`, `.grad` stays as it is.
+void run_leaf(AccumulateGrad& leaf, variable_list inputs, GradientStore& store);
 // Runs the hooks of a recv node and returns the gradients to send.
-[[nodiscard]] variable_list run_recv(RecvNode& node, variable_list inputs,
-                                     const GradientSink& sink);
+[[nodiscard]] variable_list run_recv(RecvNode& node, variable_list inputs);
 
 // Throws when a tensor that was a leaf has become part of the graph (changed in place).
 void require_leaf(const at::Tensor& leaf);

@@ -16,12 +16,6 @@ NodeTable::NodeTable(std::shared_ptr<const Plan> plan)
       check_(*plan_),
       unresolved_(plan_->untrimmed()) {
   for (std::uint32_t i = 0; i < plan_->size(); ++i) states_[i].pending = plan_->pending(i);
-  // start_roots() must not fail: it would not deliver to some roots, or twice to others.
-  for (ReadyQueue& queue : ready_) {
-    std::vector<Ready> room;
-    room.reserve(plan_->roots().size());
-    queue = ReadyQueue(std::less<Ready>(), std::move(room));
-  }
 }
 
 void NodeTable::put(std::uint32_t node, std::uint32_t input, at::Tensor gradient) {

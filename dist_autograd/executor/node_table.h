@@ -48,7 +48,7 @@ class NodeTable {
   // Takes out the ready node of that device (Plan::device()) which is to run first. REQUIRES: there
   // is one.
   [[nodiscard]] std::uint32_t take_ready(std::size_t device);
-  // Puts back one that was taken, and has not run; takes no memory then.
+  // Puts back one that was taken, and has not run.
   void make_ready(std::uint32_t node);
   struct Inputs {
     variable_list gradients;         // one for each input

@@ -70,8 +70,6 @@ class Plan {
   }
   // The number of nodes that are not trimmed.
   [[nodiscard]] std::uint32_t untrimmed() const noexcept { return untrimmed_; }
-  // The only leaves that get gradients, or null.
-  [[nodiscard]] const LeafSet* inputs() const noexcept { return inputs_ ? &*inputs_ : nullptr; }
 
   // The devices that its nodes belong to, 0 being the CPU, which is always one of them.
   [[nodiscard]] std::size_t devices() const noexcept { return 1 + other_devices_.size(); }

@@ -5,13 +5,15 @@
 
 #include <algorithm>
 #include <exception>
-#include <new>
 #include <optional>
+#include <string>
+#include <string_view>
 #include <utility>
 
 #include "stitch/base/demangle.h"
-#include "stitch/base/patience.h"
 #include "stitch/base/thread_id.h"
+#include "stitch/dist_autograd/optimizers_step.h"
+#include "stitch/rpc/future/execution_context.h"
 
 namespace stitch::dist_autograd {
 
@@ -26,8 +28,35 @@ void prepare_thread() {
 
 thread_local const Strand* running_strand = nullptr;
 
+// The leaves that `node` may have saved: those that its edges lead to, past a view or a cast.
+bool saved_leaf_has_version(const Node& node, std::string_view version, int depth) {
+  for (const Edge& edge : node.next_edges()) {
+    if (!edge.is_valid()) continue;
+    if (auto* const leaf = dynamic_cast<AccumulateGrad*>(edge.function.get())) {
+      if (std::to_string(leaf->variable._version()) == version) return true;
+    } else if (depth > 0 && saved_leaf_has_version(*edge.function, version, depth - 1)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+// What libtorch says of a saved tensor that has changed since, with what a user can do in place of
+// the hint at anomaly mode where an optimizer has changed it.
+std::string with_remedy(std::string text, const Node& node) {
+  constexpr std::string_view kVersion = "is at version ", kHint = " Hint:";
+  const auto at = text.find(kVersion), hint = text.find(kHint);
+  if (at == std::string::npos || hint == std::string::npos || !optimizers_step_here) return text;
+  const auto first = at + kVersion.size();
+  const std::string version = text.substr(first, text.find(';', first) - first);
+  if (!saved_leaf_has_version(node, version, 2)) return text;
+  return text.substr(0, hint) +
+         " An optimizer stepped it between forward and backward; StalePolicy::allow permits that, "
+         "or return a copy";
+}
+
 // The current exception as an Error that names the node that threw it.
-Error failure_of(const Node& node) try {
+Error failure_of(const Node& node) {
   const std::string where = "node " + node.name() + ": ";
   try {
     throw;
@@ -37,12 +66,11 @@ Error failure_of(const Node& node) try {
         .with_function(error.function())
         .with_remote(error.remote());
   } catch (const c10::Error& error) {
-    return Error(ErrorCode::remote_exception, where + error.what_without_backtrace());
+    return Error(ErrorCode::remote_exception,
+                 where + with_remedy(error.what_without_backtrace(), node));
   } catch (...) {
     return Error(ErrorCode::remote_exception, where + describe(std::current_exception()));
   }
-} catch (const std::bad_alloc&) {
-  return to_error(std::current_exception());  // without saying where
 }
 
 // Warns with the stack of the forward that made a node. Libtorch records it as the node is made,
@@ -168,14 +196,10 @@ void Strand::take_arrivals(std::size_t device, std::vector<Arrival>& room) {
   mutex_.lock();
   slices_[device].in_node = false;
   --running_;
-  try {
-    for (Arrival& arrival : room) {
-      if (failure) break;
-      ++taken_;
-      nodes_.on_message(arrival.node, arrival.reach, std::move(arrival.unreached));
-    }
-  } catch (...) {
-    failure = to_error(std::current_exception());
+  for (Arrival& arrival : room) {
+    if (failure) break;
+    ++taken_;
+    nodes_.on_message(arrival.node, arrival.reach, std::move(arrival.unreached));
   }
   room.clear();
   if (failure) fail(std::move(*failure), Plan::kNone);
@@ -205,15 +229,7 @@ void Strand::schedule_ready() {
     if (devices.empty() && !any_scheduled()) devices.push_back(0);
     for (const std::size_t device : devices) slices_[device].scheduled = true;
   }
-  std::exception_ptr failure;
-  for (const std::size_t device : devices) {
-    try {
-      schedule(device);
-    } catch (...) {
-      failure = std::current_exception();
-    }
-  }
-  if (failure) std::rethrow_exception(failure);
+  for (const std::size_t device : devices) schedule(device);
 }
 
 void Strand::stop() {
@@ -235,49 +251,24 @@ bool Strand::any_scheduled() const {
 
 bool Strand::running_on_this_thread() const noexcept { return running_strand == this; }
 
-void Strand::schedule(std::size_t device) {
-  const auto post_slice = [&] {
-    executor_(plan_->device(device), [self = shared_from_this(), device] {
-      const Strand* const outer = std::exchange(running_strand, self.get());
-      if (const auto owner = self->owner_.lock()) self->run_slice(*owner, device);
-      running_strand = outer;
-    });
-  };
-  try {
-    post_slice();
-    return;
-  } catch (...) {
-    base::MutexLock lock(mutex_);
-    slices_[device].scheduled = false;
-    // A thread that stopped the strand meanwhile relied on this slice.
-    if (!stop_ || ended_ || any_scheduled()) throw;
-    slices_[device].scheduled = true;
-  }
-  try {
-    base::patiently(post_slice);
-  } catch (...) {
-    base::MutexLock lock(mutex_);
-    slices_[device].scheduled = false;
-    throw;
-  }
+void Strand::schedule(std::size_t device) noexcept {
+  executor_(plan_->device(device), [self = shared_from_this(), device] {
+    const Strand* const outer = std::exchange(running_strand, self.get());
+    if (const auto owner = self->owner_.lock()) self->run_slice(*owner, device);
+    running_strand = outer;
+  });
 }
 
-void Strand::run_slice(StrandOwner& owner, std::size_t device) {
-  std::optional<at::ThreadLocalStateGuard> guard;
-  std::optional<Error> unprepared;
-  try {
-    prepare_thread();
-    guard.emplace(thread_state_);
-  } catch (...) {
-    unprepared = to_error(std::current_exception());  // no node runs then
-  }
+void Strand::run_slice(StrandOwner& owner, std::size_t device) noexcept {
+  prepare_thread();
+  const at::ThreadLocalStateGuard state(thread_state_);
+  const rpc::ExecutionContextScope current({.runtime = owner.worker()});
   // Not that of this thread: it may wait for another pass, or be one that reads messages.
   const torch_warnings::WarningHandlerGuard warnings(owner.warning_handler());
   std::vector<Arrival> room;
   base::MutexLock lock(mutex_);
   slices_[device].begun = true;
   news_ = true;
-  if (unprepared) fail(std::move(*unprepared), Plan::kNone);
   for (;;) {
     take_arrivals(device, room);
     tell(owner);
@@ -309,11 +300,7 @@ void Strand::run_next(std::size_t device, StrandOwner& owner) {
   slices_[device].in_node = true;
   ++running_;  // also while the owner is asked: it is neither quiet nor stopped
   if (gave_gradients_) ask_before_node(owner);
-  try {
-    if (held_ && !stop_) nodes_.make_ready(node);
-  } catch (...) {
-    fail(to_error(std::current_exception()), node);
-  }
+  if (held_ && !stop_) nodes_.make_ready(node);
   if (!held_ && !stop_) {
     slices_[device].thread = base::this_thread_id();
     note_thread();
@@ -334,12 +321,7 @@ void Strand::note_thread() {
 }
 
 void Strand::run(std::uint32_t index) {
-  NodeTable::Inputs inputs;
-  try {
-    inputs = nodes_.take_inputs(index);
-  } catch (...) {
-    return fail(to_error(std::current_exception()), index);
-  }
+  NodeTable::Inputs inputs = nodes_.take_inputs(index);
   const bool live = nodes_.live(index);
   mutex_.unlock();
   variable_list gradients;
@@ -352,18 +334,16 @@ void Strand::run(std::uint32_t index) {
   inputs = {};
   mutex_.lock();
   news_ = true;
-  try {
-    if (!failure) has_run(index, std::move(gradients));
-  } catch (...) {
-    failure = failure_of(plan_->node(index));
+  if (failure) {
+    fail(std::move(*failure), index);
+  } else {
+    has_run(index, std::move(gradients));
   }
-  if (failure) fail(std::move(*failure), index);
 }
 
 variable_list Strand::run_alone(std::uint32_t index, NodeTable::Inputs inputs, bool live) {
   Node& node = plan_->node(index);
   const NodeKind kind = plan_->kind(index);
-  const GradientSink sink{*store_, plan_->inputs()};
   NodeStreams streams(node);
   if (!streams.streams().empty()) {
     base::MutexLock lock(mutex_);
@@ -376,20 +356,19 @@ variable_list Strand::run_alone(std::uint32_t index, NodeTable::Inputs inputs, b
   }
   wait_for(inputs.points, inputs.gradients);
   if (kind == NodeKind::accumulate) {
-    run_leaf(static_cast<AccumulateGrad&>(node), std::move(inputs.gradients), sink);
+    run_leaf(static_cast<AccumulateGrad&>(node), std::move(inputs.gradients), *store_);
     return {};
   }
   if (kind == NodeKind::recv) {
     variable_list gradients = std::move(inputs.gradients);
-    if (live) gradients = run_recv(plan_->recv(index), std::move(gradients), sink);
+    if (live) gradients = run_recv(plan_->recv(index), std::move(gradients));
     // They are sent later, under the strand's own streams: the default ones, on any thread.
     streams.leave_with(gradients);
     return gradients;
   }
-  variable_list outputs =
-      kind == NodeKind::send
-          ? run_send(plan_->send(index), std::move(inputs.gradients), flags_, sink)
-          : run_node(node, std::move(inputs.gradients), flags_, sink);
+  variable_list outputs = kind == NodeKind::send
+                              ? run_send(plan_->send(index), std::move(inputs.gradients), flags_)
+                              : run_node(node, std::move(inputs.gradients), flags_);
   const auto edges = plan_->edges(index);
   for (std::uint32_t i = 0; i < edges.size(); ++i) {
     if (edges[i].node != Plan::kNone)
@@ -476,11 +455,7 @@ void Strand::tell_failure(StrandOwner& owner) {
   failure_.reset();
   unlocked([&] {
     if (flags_.anomaly && failure.node != Plan::kNone) {
-      try {
-        print_forward_stack(plan_->node(failure.node));
-      } catch (const std::bad_alloc&) {
-        // It is not printed.
-      }
+      print_forward_stack(plan_->node(failure.node));
     }
     owner.failed(std::move(failure.error));
   });

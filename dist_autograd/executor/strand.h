@@ -21,6 +21,7 @@
 #include "stitch/dist_autograd/executor/plan.h"
 #include "stitch/dist_autograd/graph/gradient_store.h"
 #include "stitch/dist_autograd/graph/positions.h"
+#include "stitch/rpc/future/runtime.h"
 
 namespace stitch::dist_autograd {
 
@@ -51,6 +52,8 @@ class StrandOwner {
   virtual void went_quiet(std::uint64_t taken, bool resolved) = 0;
   // A node threw: no other one begins. Called at most once; stopped() follows.
   virtual void failed(Error error) = 0;
+  // The worker that is current in nodes and hooks; null: none is.
+  [[nodiscard]] virtual std::shared_ptr<rpc::Runtime> worker() noexcept { return nullptr; }
   // Who gets the warnings of libtorch that nodes raise; null for the process's own handler. Lives
   // as long as this.
   virtual c10::WarningHandler* warning_handler() noexcept { return nullptr; }
@@ -85,10 +88,10 @@ class Strand : public std::enable_shared_from_this<Strand> {
                std::vector<Positions> unreached = {}) STITCH_EXCLUDES(mutex_);
   // No gradient will come for these send nodes.
   void kill(std::vector<std::uint32_t> nodes) STITCH_EXCLUDES(mutex_);
-  // Asks StrandOwner::before_node() again. Where it throws, it may be called again.
+  // Asks StrandOwner::before_node() again.
   void resume() STITCH_EXCLUDES(mutex_);
   // Ends the pass here: running nodes finish, no other starts. Before start() it takes effect with
-  // start(). Where it throws, it may be called again.
+  // start().
   void stop() STITCH_EXCLUDES(mutex_);
 
   [[nodiscard]] std::uint64_t nodes_run() const noexcept {
@@ -132,10 +135,9 @@ class Strand : public std::enable_shared_from_this<Strand> {
   [[nodiscard]] bool any_scheduled() const STITCH_REQUIRES(mutex_);
   // Schedules a slice of each device that has something ready, or one if there is none at all.
   void schedule_ready() STITCH_EXCLUDES(mutex_);
-  // REQUIRES: scheduled, which the caller has set. It is taken back if this throws. Waits for
-  // memory where the strand has been stopped meanwhile, and no other slice would end it.
-  void schedule(std::size_t device) STITCH_EXCLUDES(mutex_);
-  void run_slice(StrandOwner& owner, std::size_t device) STITCH_EXCLUDES(mutex_);
+  // REQUIRES: scheduled, which the caller has set.
+  void schedule(std::size_t device) noexcept STITCH_EXCLUDES(mutex_);
+  void run_slice(StrandOwner& owner, std::size_t device) noexcept STITCH_EXCLUDES(mutex_);
   // `room` is used for it, and empty before and after.
   void take_arrivals(std::size_t device, std::vector<Arrival>& room) STITCH_REQUIRES(mutex_);
   // Runs what is ready on other devices, which have no slice. True if the lock was released.

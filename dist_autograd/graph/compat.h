@@ -68,6 +68,19 @@ void leaf_hooks(N& node, const at::Tensor& variable, at::Tensor& grad) {
   }
 }
 
+// Whether the program has hooks on a node, or on the leaf that it is of.
+template <class N>
+[[nodiscard]] bool has_hooks(N& node) {
+  if (!node.pre_hooks().empty() || !node.post_hooks().empty()) return true;
+  if constexpr (requires { node.tensor_pre_hooks(); }) {
+    return !node.tensor_pre_hooks().empty() || !node.retains_grad_hooks().empty();
+  } else if constexpr (std::is_same_v<N, AccumulateGrad>) {
+    return !torch::autograd::impl::hooks(node.variable).empty();
+  } else {
+    return false;
+  }
+}
+
 // Gives `grad` the dtype that the input described by `metadata` wants.
 template <class Metadata>
 void fit_dtype(const Metadata& metadata, at::Tensor& grad) {

@@ -58,13 +58,4 @@ class GradientStore {
 // Leaves, by their TensorImpl.
 using LeafSet = std::unordered_set<const c10::TensorImpl*>;
 
-// Where a pass adds the gradients of leaves. Refers to both.
-struct GradientSink {
-  GradientStore& store;
-  const LeafSet* inputs = nullptr;  // the only leaves that get gradients; null: all
-  [[nodiscard]] bool wants(const at::Tensor& leaf) const {
-    return inputs == nullptr || inputs->contains(leaf.unsafeGetTensorImpl());
-  }
-};
-
 }  // namespace stitch::dist_autograd

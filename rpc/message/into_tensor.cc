@@ -5,7 +5,6 @@
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-#include <new>
 #include <sstream>
 #include <string>
 #include <utility>
@@ -60,14 +59,8 @@ transport::Buffer IntoTensor::place(std::size_t bytes) noexcept {
   if (!is_set() || placed_ || !tensor_.is_cpu() || !tensor_.is_contiguous() ||
       tensor_.nbytes() != bytes)
     return {};
-  try {
-    transport::Buffer buffer{
-        {}, tensor_.data_ptr(), bytes, std::make_shared<const at::Tensor>(tensor_)};
-    placed_ = true;
-    return buffer;
-  } catch (const std::bad_alloc&) {
-    return {};
-  }
+  placed_ = true;
+  return {{}, tensor_.data_ptr(), bytes, std::make_shared<const at::Tensor>(tensor_)};
 }
 
 at::Tensor IntoTensor::store_result(at::Tensor result) {
@@ -88,7 +81,13 @@ at::Tensor IntoTensor::store_result(at::Tensor result) {
     // A transposed result, say, that is in the destination memory already.
     tensor_.copy_(placed_ ? result.detach().clone() : result.detach());
   }
-  return result.requires_grad() ? result : tensor_;
+  if (!result.requires_grad()) return tensor_;
+  // One memory has one version counter, so that a backward which saved the result sees when the
+  // memory is used again.
+  result.set_data(tensor_);
+  result.unsafeGetTensorImpl()->set_version_counter(
+      tensor_.unsafeGetTensorImpl()->version_counter());
+  return result;
 }
 
 }  // namespace stitch::rpc

@@ -28,9 +28,9 @@ class IntoTensor {
   // what stream; store_result() must not be called before its end, and does nothing more. Nothing
   // when there is nothing to copy that way.
   [[nodiscard]] std::optional<c10::Stream> store_later(const InMessage& message);
-  // Makes the tensor hold the result, which may be in its memory already, and returns it; the
-  // result itself when that carries autograd history. Throws Error(invalid_argument) naming both
-  // when they differ in dtype or sizes.
+  // Makes the tensor hold the result, which may be in its memory already, and returns it. A result
+  // that requires grad is returned as a tensor of its own, over the same memory and with the same
+  // version counter. Throws Error(invalid_argument) naming both when they differ in dtype or sizes.
   [[nodiscard]] at::Tensor store_result(at::Tensor result);
 
  private:

@@ -6,7 +6,6 @@ namespace stitch::testing::backward_errors_test {
 namespace {
 
 using dist_autograd::Context;
-using dist_autograd::Mode;
 using namespace std::chrono_literals;
 
 // What the node below does when a pass reaches it on the worker of that id.
@@ -64,7 +63,7 @@ at::Tensor touchy_sum_via(std::string next, at::Tensor x) {
   return rpc_sync<touchy_via>(next, std::vector<std::string>{}, x * own_parameter()).sum();
 }
 
-class BackwardErrors : public ::testing::TestWithParam<Mode> {
+class BackwardErrors : public ::testing::Test {
  protected:
   BackwardErrors() {
     behaviour().throws_on = -1;
@@ -74,12 +73,7 @@ class BackwardErrors : public ::testing::TestWithParam<Mode> {
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(Modes, BackwardErrors, ::testing::Values(Mode::exact, Mode::fast),
-                         [](const auto& info) {
-                           return info.param == Mode::exact ? "Exact" : "Fast";
-                         });
-
-TEST_P(BackwardErrors, EndThePassEverywhereWhicheverWorkerThrows) {
+TEST_F(BackwardErrors, EndThePassEverywhereWhicheverWorkerThrows) {
   Cluster cluster(4);
   for (int thrower = 0; thrower < 4; ++thrower) {
     behaviour().throws_on = thrower;
@@ -92,7 +86,7 @@ TEST_P(BackwardErrors, EndThePassEverywhereWhicheverWorkerThrows) {
                                start)
               .sum();
       try {
-        context.backward({loss}, {.mode = GetParam()});
+        context.backward({loss});
         ADD_FAILURE() << "worker " << thrower << " threw nothing";
       } catch (const Error& error) {
         const std::string name = "worker" + std::to_string(thrower), text = error.what();
@@ -119,7 +113,7 @@ TEST_P(BackwardErrors, EndThePassEverywhereWhicheverWorkerThrows) {
         EXPECT_TRUE(eventually([&] { return count_on(cluster[i], "gradients") == 0; }));
       }
       const auto y = rpc_sync<touchy_via>("worker1", std::vector<std::string>{"worker2"}, x);
-      const auto again = error_of([&] { context.backward({y.sum()}, {.mode = GetParam()}); });
+      const auto again = error_of([&] { context.backward({y.sum()}); });
       EXPECT_NE(std::string(again.what()).find(first), std::string::npos) << again.what();
       EXPECT_EQ(again.worker(), "worker" + std::to_string(thrower));
       EXPECT_THROW(static_cast<void>(context.gradient(x)), Error);
@@ -128,7 +122,7 @@ TEST_P(BackwardErrors, EndThePassEverywhereWhicheverWorkerThrows) {
   }
 }
 
-TEST_P(BackwardErrors, EndTheWaitWhenTheDeadlinePasses) {
+TEST_F(BackwardErrors, EndTheWaitWhenTheDeadlinePasses) {
   Cluster cluster(3);
   behaviour().waits_on = 2;
   Context context;
@@ -136,7 +130,7 @@ TEST_P(BackwardErrors, EndTheWaitWhenTheDeadlinePasses) {
       rpc_sync<touchy_via>("worker1", std::vector<std::string>{"worker2"}, ones()).sum();
   const auto start = std::chrono::steady_clock::now();
   try {
-    context.backward({loss}, {.mode = GetParam(), .timeout = 200ms});
+    context.backward({loss}, {.timeout = 200ms});
     ADD_FAILURE() << "nothing was thrown";
   } catch (const Error& error) {
     const auto took = std::chrono::steady_clock::now() - start;
@@ -154,13 +148,13 @@ TEST_P(BackwardErrors, EndTheWaitWhenTheDeadlinePasses) {
   EXPECT_TRUE(refuses(cluster[2], context.id(), ErrorCode::timeout, "timed out after "));
 }
 
-TEST_P(BackwardErrors, EndThePassWhenItsFutureIsCancelled) {
+TEST_F(BackwardErrors, EndThePassWhenItsFutureIsCancelled) {
   Cluster cluster(3);
   behaviour().waits_on = 2;
   Context context;
   const auto loss =
       rpc_sync<touchy_via>("worker1", std::vector<std::string>{"worker2"}, ones()).sum();
-  const auto future = context.backward_async({loss}, {.mode = GetParam()});
+  const auto future = context.backward_async({loss});
   ASSERT_TRUE(eventually([] { return behaviour().waiting.load(); }));
   future.cancel();
   EXPECT_EQ(error_of([&] { future.get(); }).code(), ErrorCode::cancelled);
@@ -175,7 +169,7 @@ TEST_P(BackwardErrors, EndThePassWhenItsFutureIsCancelled) {
   }));
 }
 
-TEST_P(BackwardErrors, EndThePassWhenItsContextEnds) {
+TEST_F(BackwardErrors, EndThePassWhenItsContextEnds) {
   Cluster cluster(3);
   behaviour().waits_on = 2;
   Future<void> future;
@@ -183,7 +177,7 @@ TEST_P(BackwardErrors, EndThePassWhenItsContextEnds) {
     Context context;
     const auto loss =
         rpc_sync<touchy_via>("worker1", std::vector<std::string>{"worker2"}, ones()).sum();
-    future = context.backward_async({loss}, {.mode = GetParam()});
+    future = context.backward_async({loss});
     ASSERT_TRUE(eventually([] { return behaviour().waiting.load(); }));
   }
   try {
@@ -196,13 +190,13 @@ TEST_P(BackwardErrors, EndThePassWhenItsContextEnds) {
   EXPECT_TRUE(nothing_is_left(cluster));
 }
 
-TEST_P(BackwardErrors, FailWhenAWorkerLeavesInTheMiddle) {
+TEST_F(BackwardErrors, FailWhenAWorkerLeavesInTheMiddle) {
   Cluster cluster(3);
   behaviour().waits_on = 2;
   Context context;
   const auto loss =
       rpc_sync<touchy_via>("worker1", std::vector<std::string>{"worker2"}, ones()).sum();
-  const auto future = context.backward_async({loss}, {.mode = GetParam()});
+  const auto future = context.backward_async({loss});
   ASSERT_TRUE(eventually([] { return behaviour().waiting.load(); }));
   std::thread leaving([&] {
     try {
@@ -224,17 +218,17 @@ TEST_P(BackwardErrors, FailWhenAWorkerLeavesInTheMiddle) {
   leaving.join();
 }
 
-TEST_P(BackwardErrors, EndTheOtherPassesOfTheContext) {
+TEST_F(BackwardErrors, EndTheOtherPassesOfTheContext) {
   Cluster cluster(3);
   behaviour().throws_on = 1;
   behaviour().waits_on = 2;
   Context context;
   const auto x = ones().requires_grad_();
   const auto slow = rpc_sync<touchy_via>("worker2", std::vector<std::string>{}, x).sum();
-  const auto waiting = context.backward_async({slow}, {.mode = Mode::exact});
+  const auto waiting = context.backward_async({slow});
   ASSERT_TRUE(eventually([] { return behaviour().waiting.load(); }));
   const auto bad = rpc_sync<touchy_via>("worker1", std::vector<std::string>{}, x).sum();
-  const auto error = error_of([&] { context.backward({bad}, {.mode = Mode::exact}); });
+  const auto error = error_of([&] { context.backward({bad}); });
   EXPECT_STREQ(error_of([&] { waiting.get(); }).what(), error.what());
   EXPECT_TRUE(refuses(cluster[2], context.id(), ErrorCode::remote_exception, "worker 1 is touchy"));
   behaviour().go = true;
@@ -261,28 +255,6 @@ TEST(FailedPasses, AreKnownAtTheHomeAndAtWorkersThatTookNoPart) {
         refuses(cluster[i], context.id(), ErrorCode::remote_exception, "worker 2 is touchy"));
   }
   behaviour().throws_on = -1;
-}
-
-TEST(FailedPasses, OfFastModeDoNotDoubleWhatALaterPassAdds) {
-  Cluster cluster(2);
-  const auto x = ones().requires_grad_();
-  {
-    Context context;
-    const auto used = rpc_sync<times_parameter>("worker1", x);
-    rpc_sync<times_parameter>("worker1", x);
-    const auto run = [&](Mode mode) {
-      return error_of(
-          [&] { context.backward({used.sum()}, {.retain_graph = true, .mode = mode}); });
-    };
-    const auto first = run(Mode::fast);
-    EXPECT_EQ(first.code(), ErrorCode::invalid_argument);
-    EXPECT_STREQ(run(Mode::exact).what(), first.what());
-    EXPECT_TRUE(refuses(cluster[1], context.id(), ErrorCode::invalid_argument, "use exact mode"));
-    EXPECT_STREQ(error_of([&] { make_rref(used.sum()).backward(context); }).what(), first.what());
-  }
-  Context context;
-  context.backward({rpc_sync<times_parameter>("worker1", x).sum()});
-  EXPECT_TRUE(equal_gradients(gradient_on(cluster[1], context.id()), ones()));
 }
 
 TEST(FailedPasses, DoNotComeFromArgumentsThatMakeNoSense) {
@@ -321,13 +293,13 @@ TEST(FailedPasses, ComeFromCancellingABackwardThatRunsWhereTheLossLives) {
   EXPECT_TRUE(eventually([&] { return count_on(cluster[2], "passes") == 0; }));
 }
 
-TEST_P(BackwardErrors, AreNotCausedByALongPassUnderAShortCallTimeout) {
+TEST_F(BackwardErrors, AreNotCausedByALongPassUnderAShortCallTimeout) {
   Cluster cluster(3, [](Options& options) { options.rpc_timeout = 1s; });
   behaviour().waits_on = 2;
   Context context;
   const auto loss =
       rpc_sync<touchy_via>("worker1", std::vector<std::string>{"worker2"}, ones()).sum();
-  const auto future = context.backward_async({loss}, {.mode = GetParam()});
+  const auto future = context.backward_async({loss});
   EXPECT_FALSE(future.wait_for(1500ms));
   behaviour().go = true;
   EXPECT_NO_THROW(future.get());

@@ -8,28 +8,15 @@ namespace stitch::testing::backward_test {
 namespace {
 
 using dist_autograd::Context;
-using dist_autograd::Mode;
 using namespace std::chrono_literals;
 
-class Backward : public ::testing::TestWithParam<Mode> {
- protected:
-  [[nodiscard]] dist_autograd::Options options(bool retain_graph = false) const {
-    return {.retain_graph = retain_graph, .mode = GetParam()};
-  }
-};
-
-INSTANTIATE_TEST_SUITE_P(Modes, Backward, ::testing::Values(Mode::exact, Mode::fast),
-                         [](const auto& info) {
-                           return info.param == Mode::exact ? "Exact" : "Fast";
-                         });
-
-TEST_P(Backward, ReachesParametersOnEveryWorkerAndLeavesGradAlone) {
+TEST(Backward, ReachesParametersOnEveryWorkerAndLeavesGradAlone) {
   Cluster cluster(3);
   Context context;
   const auto x = ones().requires_grad_();
   const auto loss =
       rpc_sync<via>("worker1", std::vector<std::string>{"worker2", "worker1"}, x * 2).sum();
-  context.backward({loss}, options());
+  context.backward({loss});
   const auto p = parameter_of(cluster[1]).detach(), q = parameter_of(cluster[2]).detach();
   EXPECT_TRUE(equal_gradients(context.gradients().at(x), 2 * p * p * q));
   EXPECT_TRUE(equal_gradients(gradient_on(cluster[1], context.id()), 4 * p * q));
@@ -38,16 +25,16 @@ TEST_P(Backward, ReachesParametersOnEveryWorkerAndLeavesGradAlone) {
   EXPECT_FALSE(parameter_of(cluster[1]).grad().defined());
 }
 
-TEST_P(Backward, WorksWithoutAnyRemotePart) {
+TEST(Backward, WorksWithoutAnyRemotePart) {
   Cluster cluster(1);
   Context context;
   const auto x = ones().requires_grad_();
-  context.backward({(x * x).sum()}, options());
+  context.backward({(x * x).sum()});
   EXPECT_TRUE(equal_gradients(context.gradient(x), 2 * ones()));
 }
 
 // Where the pass ends, grad mode is off.
-TEST_P(Backward, CompletesItsFutureWithGradientsSwitchedOn) {
+TEST(Backward, CompletesItsFutureWithGradientsSwitchedOn) {
   Cluster cluster(1);
   Context context;
   std::binary_semaphore go{0}, said{0};
@@ -58,7 +45,7 @@ TEST_P(Backward, CompletesItsFutureWithGradientsSwitchedOn) {
     go.acquire();
     return gradient;
   });
-  const auto future = context.backward_async({y.sum()}, options());
+  const auto future = context.backward_async({y.sum()});
   future.on_ready([&] {
     enabled = at::GradMode::is_enabled();
     said.release();
@@ -68,12 +55,11 @@ TEST_P(Backward, CompletesItsFutureWithGradientsSwitchedOn) {
   EXPECT_TRUE(enabled);
 }
 
-TEST_P(Backward, WorksWithCallsToItself) {
+TEST(Backward, WorksWithCallsToItself) {
   Cluster cluster(1);
   Context context;
   const auto x = ones().requires_grad_();
-  context.backward({rpc_sync<via>("worker0", std::vector<std::string>{"worker0"}, x).sum()},
-                   options());
+  context.backward({rpc_sync<via>("worker0", std::vector<std::string>{"worker0"}, x).sum()});
   const auto p = parameter_of(cluster[0]).detach();
   EXPECT_TRUE(equal_gradients(context.gradient(x), p * p));
 }
@@ -91,14 +77,14 @@ at::Tensor behind_the_gate_via(std::string next, at::Tensor x) {
   return rpc_sync<behind_the_gate>(next, times_parameter(x));
 }
 
-TEST_P(Backward, IsCountedOnEveryWorkerThatTakesPartWhileItRuns) {
+TEST(Backward, IsCountedOnEveryWorkerThatTakesPartWhileItRuns) {
   Cluster cluster(4);
   node_gate.close();
   {
     Context context;
     const auto loss =
         rpc_sync<behind_the_gate_via>("worker1", "worker2", ones().requires_grad_()).sum();
-    const auto future = context.backward_async({loss}, options());
+    const auto future = context.backward_async({loss});
     ASSERT_TRUE(node_gate.wait_for_arrival());
     for (int i = 0; i < 3; ++i) {
       EXPECT_EQ(count_on(cluster[i], "passes"), 1) << i;
@@ -116,33 +102,33 @@ TEST_P(Backward, IsCountedOnEveryWorkerThatTakesPartWhileItRuns) {
   EXPECT_TRUE(nothing_is_left(cluster));
 }
 
-TEST_P(Backward, TakesSeveralRootsWithGradientsOfTheirOwn) {
+TEST(Backward, TakesSeveralRootsWithGradientsOfTheirOwn) {
   Cluster cluster(2);
   Context context;
   const auto a = rpc_sync<times_parameter>("worker1", ones()),
              b = rpc_sync<times_parameter>("worker1", 2 * ones());
-  auto with = options();
+  dist_autograd::Options with;
   with.grads = {10 * ones(), 100 * ones()};
   context.backward({a, b}, with);
   EXPECT_TRUE(equal_gradients(gradient_on(cluster[1], context.id()), 210 * ones()));
 }
 
-TEST_P(Backward, AddsUpOverRepeatedPassesWithRetainGraph) {
+TEST(Backward, AddsUpOverRepeatedPassesWithRetainGraph) {
   Cluster cluster(3);
   Context context;
   const auto loss = rpc_sync<via>("worker1", std::vector<std::string>{"worker2"}, ones()).sum();
-  for (int i = 0; i < 100; ++i) context.backward({loss}, options(true));
+  for (int i = 0; i < 100; ++i) context.backward({loss}, {.retain_graph = true});
   EXPECT_TRUE(equal_gradients(gradient_on(cluster[2], context.id()),
                               100 * parameter_of(cluster[1]).detach()));
 }
 
-TEST_P(Backward, CannotBeRepeatedWithoutRetainGraph) {
+TEST(Backward, CannotBeRepeatedWithoutRetainGraph) {
   Cluster cluster(2);
   Context context;
   const auto loss = rpc_sync<times_parameter>("worker1", ones().requires_grad_()).sum();
-  context.backward({loss}, options());
+  context.backward({loss});
   try {
-    context.backward({loss}, options());
+    context.backward({loss});
     FAIL();
   } catch (const Error& error) {
     EXPECT_EQ(error.worker(), "worker1");
@@ -151,13 +137,13 @@ TEST_P(Backward, CannotBeRepeatedWithoutRetainGraph) {
   }
 }
 
-TEST_P(Backward, RefusesRootsThatMakeNoSense) {
+TEST(Backward, RefusesRootsThatMakeNoSense) {
   Cluster cluster(1);
   Context context;
   const auto text_of = [&](std::vector<at::Tensor> roots,
                            std::vector<at::Tensor> grads = {}) -> std::string {
     try {
-      auto with = options();
+      dist_autograd::Options with;
       with.grads = std::move(grads);
       context.backward(std::move(roots), with);
     } catch (const Error& error) {
@@ -180,12 +166,13 @@ TEST_P(Backward, RefusesRootsThatMakeNoSense) {
             "backward got 2 gradients for 1 roots");
 }
 
-TEST_P(Backward, RunsFromOneRootWhileAnotherRunsInTheSameContext) {
+TEST(Backward, RunsFromOneRootWhileAnotherRunsInTheSameContext) {
   Cluster cluster(3);
   Context context;
   const auto loss = rpc_sync<via>("worker1", std::vector<std::string>{"worker2"}, ones()).sum();
   std::vector<Future<void>> passes;
-  for (int i = 0; i < 30; ++i) passes.push_back(context.backward_async({loss}, options(true)));
+  for (int i = 0; i < 30; ++i)
+    passes.push_back(context.backward_async({loss}, {.retain_graph = true}));
   for (auto& pass : passes) pass.get();
   EXPECT_TRUE(equal_gradients(gradient_on(cluster[2], context.id()),
                               30 * parameter_of(cluster[1]).detach()));
@@ -265,62 +252,6 @@ TEST(ExactMode, LeavesDroppedResultsAlone) {
   EXPECT_TRUE(gradient_on(cluster[2], context.id()).defined());
 }
 
-TEST(FastMode, NamesTheCallsWhoseResultsWereNotUsed) {
-  Cluster cluster(2);
-  Context context;
-  const auto x = ones().requires_grad_();
-  const auto used = rpc_sync<times_parameter>("worker1", x);
-  rpc_sync<via>("worker1", std::vector<std::string>{}, x);
-  try {
-    context.backward({used.sum()}, {.retain_graph = true, .mode = Mode::fast});
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
-    const std::string text = error.what();
-    EXPECT_NE(text.find("result of call "), std::string::npos) << text;
-    EXPECT_NE(text.find("via() to worker \"worker1\" was not used by the loss; use exact mode"),
-              std::string::npos)
-        << text;
-  }
-  EXPECT_TRUE(eventually(
-      [&] { return count_on(cluster[0], "passes") == 0 && count_on(cluster[1], "passes") == 0; }));
-}
-
-TEST(FastMode, RefusesToMakeOrMeetGradientLinks) {
-  Cluster cluster(2);
-  Context context;
-  const auto loss = rpc_sync<times_parameter>("worker1", ones().requires_grad_()).pow(2).sum();
-  const auto refusal = [&](const dist_autograd::Options& options) {
-    const Error error = error_of([&] { context.backward({loss}, options); });
-    EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
-    return std::string(error.what());
-  };
-  constexpr const char* kText = "fast mode cannot be used with create_graph";
-  EXPECT_NE(refusal({.mode = Mode::fast, .create_graph = true}).find(kText), std::string::npos);
-  context.backward({loss}, {.create_graph = true});
-  EXPECT_NE(refusal({.mode = Mode::fast}).find(kText), std::string::npos);
-}
-
-bool create_graph_here(at::Tensor x) {
-  const auto y = x * own_parameter();
-  const auto loss = rpc_sync<times_parameter>("worker2", y * y).pow(2).sum();
-  dist_autograd::current_context().backward({loss}, {.create_graph = true});
-  return true;
-}
-
-TEST(FastMode, IsRefusedByTheWorkerThatHasGradientLinks) {
-  Cluster cluster(3);
-  Context context;
-  const auto x = ones().requires_grad_();
-  const auto loss = rpc_sync<times_parameter>("worker1", x).sum();
-  rpc_sync<create_graph_here>("worker1", ones());
-  const auto error = error_of([&] { context.backward({loss}, {.mode = Mode::fast}); });
-  EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
-  EXPECT_NE(std::string(error.what()).find("fast mode cannot be used with create_graph"),
-            std::string::npos)
-      << error.what();
-}
-
 at::Tensor cube_times_parameter(at::Tensor x) { return x.pow(3) * own_parameter(); }
 
 TEST(CreateGraph, GivesSecondOrderGradientsOverTwoWorkers) {
@@ -356,6 +287,16 @@ TEST(CreateGraph, LeavesNothingBehindWhenTheContextEnds) {
   EXPECT_TRUE(nothing_is_left(cluster));
 }
 
+TEST(Backward, GradientsThatAreHandedOutMayBeChanged) {
+  Cluster cluster(1);
+  const auto x = ones().requires_grad_();
+  Context context;
+  context.backward({(x * 3).sum()});
+  context.gradients().at(x).zero_();
+  context.gradient(x).zero_();
+  EXPECT_TRUE(equal_gradients(context.gradient(x), 3 * ones()));
+}
+
 TEST(ConcurrentContexts, KeepTheirGradientsApartUnderLoad) {
   constexpr int kThreads = 6, kRounds = 20;
   Cluster cluster(3, [](Options& options) { options.num_threads = 3; });
@@ -369,7 +310,7 @@ TEST(ConcurrentContexts, KeepTheirGradientsApartUnderLoad) {
         Context context;
         const auto loss =
             rpc_sync<via>("worker1", std::vector<std::string>{"worker2"}, ones() * (t + i)).sum();
-        context.backward({loss}, {.mode = i % 2 == 0 ? Mode::fast : Mode::exact});
+        context.backward({loss});
         if (!equal_gradients(gradient_on(cluster[2], context.id()), p * (t + i))) ++wrong;
       }
     });

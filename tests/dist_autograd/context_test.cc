@@ -82,14 +82,12 @@ TEST(Context, RefusesALossMadeUnderAnotherContext) {
   Context outer;
   const auto loss = rpc_sync<times_parameter>("worker1", ones()).sum();
   Context inner;
-  for (const auto mode : {dist_autograd::Mode::exact, dist_autograd::Mode::fast}) {
-    try {
-      inner.backward({loss}, {.retain_graph = true, .mode = mode});
-      FAIL();
-    } catch (const Error& error) {
-      EXPECT_NE(std::string(error.what()).find("received under another context"), std::string::npos)
-          << error.what();
-    }
+  try {
+    inner.backward({loss}, {.retain_graph = true});
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("received under another context"), std::string::npos)
+        << error.what();
   }
 }
 
@@ -441,13 +439,12 @@ TEST(Context, RemembersOnlyAFewThingsWhileAnOuterOneGoesOn) {
 }
 
 TEST(Context, RemembersOnlyAFewOfManyPassesThatReachOnlySomeWorkers) {
-  for (const bool eager : {false, true}) {
-    SCOPED_TRACE(eager);
+  for (const bool marks : {false, true}) {
+    SCOPED_TRACE(marks);
     Cluster cluster(3);
     Context context;
-    // Where the requests make links, too, each pass leaves one unused, and those after the first
-    // are eager: other messages end them.
-    const auto x = ones().requires_grad_(eager);
+    // Where the requests make links, too, each pass leaves one unused.
+    const auto x = ones().requires_grad_(marks);
     const auto a = rpc_sync<times_parameter>("worker1", x).sum();
     const auto b = rpc_sync<times_parameter>("worker2", x).sum();
     for (int i = 0; i < 100; ++i) {

@@ -15,10 +15,9 @@ namespace {
 
 using dist_autograd::Context;
 using dist_autograd::make_node;
-using dist_autograd::Mode;
 using torch::autograd::variable_list;
 
-class EngineEdges : public ::testing::TestWithParam<Mode> {
+class EngineEdges : public ::testing::Test {
  protected:
   // What a pass through a call to worker1 fails with, which has to be an error of that worker.
   template <auto Function>
@@ -26,16 +25,13 @@ class EngineEdges : public ::testing::TestWithParam<Mode> {
     Cluster cluster(2);
     Context context;
     const auto loss = rpc_sync<Function>("worker1", x).sum();
-    Error error = error_of([&] { context.backward({loss}, {.mode = GetParam()}); });
+    Error error = error_of([&] { context.backward({loss}); });
     EXPECT_EQ(error.worker(), "worker1") << error.what();
     EXPECT_EQ(error.code(), ErrorCode::remote_exception);
     EXPECT_TRUE(refuses(cluster[1], context.id(), ErrorCode::remote_exception));
     return error;
   }
 };
-
-INSTANTIATE_TEST_SUITE_P(Modes, EngineEdges, ::testing::Values(Mode::exact),
-                         [](const auto&) { return "Exact"; });
 
 ::testing::AssertionResult fails_locally(const at::Tensor& loss) {
   try {
@@ -80,7 +76,7 @@ at::Tensor complex_gradient(at::Tensor x) {
       x, [](const at::Tensor& gradient) { return variable_list{gradient.to(at::kComplexDouble)}; });
 }
 
-TEST_P(EngineEdges, AWrongNumberOfGradientsIsAnErrorOfItsWorker) {
+TEST_F(EngineEdges, AWrongNumberOfGradientsIsAnErrorOfItsWorker) {
   const auto x = ones().requires_grad_();
   EXPECT_TRUE(fails_locally(too_many(x).sum()));
   EXPECT_TRUE(fails_locally(too_few(x).sum()));
@@ -90,14 +86,14 @@ TEST_P(EngineEdges, AWrongNumberOfGradientsIsAnErrorOfItsWorker) {
                        "function Returns returned 0 gradients, expected 1"));
 }
 
-TEST_P(EngineEdges, AGradientOfAnotherLayoutIsAnErrorOfItsWorker) {
+TEST_F(EngineEdges, AGradientOfAnotherLayoutIsAnErrorOfItsWorker) {
   const auto x = at::ones({2, 2}, at::kDouble).requires_grad_();
   EXPECT_TRUE(fails_locally(compressed(x).sum()));
   EXPECT_TRUE(has_text(failure<compressed>(x), ErrorCode::remote_exception,
                        "function Returns returned an invalid gradient at index 0: layout"));
 }
 
-TEST_P(EngineEdges, AComplexGradientOfARealTensorIsAnErrorOfItsWorker) {
+TEST_F(EngineEdges, AComplexGradientOfARealTensorIsAnErrorOfItsWorker) {
   const auto x = ones().requires_grad_();
   EXPECT_TRUE(fails_locally(complex_gradient(x).sum()));
   EXPECT_TRUE(has_text(failure<complex_gradient>(x), ErrorCode::remote_exception,
@@ -136,7 +132,7 @@ struct FromMeta : torch::autograd::Function<FromMeta> {
 };
 at::Tensor by_meta_and_back(at::Tensor x) { return FromMeta::apply(ToMeta::apply(x)); }
 
-TEST_P(EngineEdges, AGradientWithoutDimensionsMovesToTheDeviceOfItsTensorAndNoOther) {
+TEST_F(EngineEdges, AGradientWithoutDimensionsMovesToTheDeviceOfItsTensorAndNoOther) {
   const auto number = at::ones({}, at::kDouble).requires_grad_();
   take_met();
   torch::autograd::backward({by_meta_and_back(number)});
@@ -144,7 +140,7 @@ TEST_P(EngineEdges, AGradientWithoutDimensionsMovesToTheDeviceOfItsTensorAndNoOt
   {
     Cluster cluster(2);
     Context context;
-    context.backward({rpc_sync<by_meta_and_back>("worker1", number)}, {.mode = GetParam()});
+    context.backward({rpc_sync<by_meta_and_back>("worker1", number)});
     EXPECT_EQ(take_met(), std::vector<std::string>{"meta"});
     EXPECT_TRUE(equal_gradients(context.gradient(number), at::full({}, 5.0, at::kDouble)));
   }
@@ -183,7 +179,7 @@ at::Tensor reuses_seen(at::Tensor x) {
   return y * 3;
 }
 
-TEST_P(EngineEdges, ANodeOwnsItsGradientUnlessAPostHookIsToSeeIt) {
+TEST_F(EngineEdges, ANodeOwnsItsGradientUnlessAPostHookIsToSeeIt) {
   const auto x = ones().requires_grad_();
   take_met();
   for (const auto& f : {reuses_unseen, reuses_seen}) torch::autograd::backward({f(x).sum()});
@@ -212,7 +208,7 @@ at::Tensor leaf_that_becomes_a_result(at::Tensor x) {
   return y;
 }
 
-TEST_P(EngineEdges, ALeafThatIsNoLongerOneIsAnErrorOfItsWorker) {
+TEST_F(EngineEdges, ALeafThatIsNoLongerOneIsAnErrorOfItsWorker) {
   Cluster cluster(2);
   {
     const WorkerScope scope(cluster[1]);
@@ -234,7 +230,7 @@ at::Tensor into_a_sink(at::Tensor x) {
   return y * own_parameter();
 }
 
-TEST_P(EngineEdges, AnEndOfTheGraphThatIsNoLeafRunsLikeOthers) {
+TEST_F(EngineEdges, AnEndOfTheGraphThatIsNoLeafRunsLikeOthers) {
   Cluster cluster(2);
   take_met();
   {
@@ -245,7 +241,7 @@ TEST_P(EngineEdges, AnEndOfTheGraphThatIsNoLeafRunsLikeOthers) {
   const auto expected = take_met();
   ASSERT_EQ(expected.size(), 1U);
   Context context;
-  context.backward({rpc_sync<into_a_sink>("worker1", ones()).sum()}, {.mode = GetParam()});
+  context.backward({rpc_sync<into_a_sink>("worker1", ones()).sum()});
   EXPECT_EQ(take_met(), expected);
   EXPECT_TRUE(equal_gradients(gradient_on(cluster[1], context.id()), 2 * ones()));
 }
@@ -298,7 +294,7 @@ at::Tensor looks_via(std::string next, int what, at::Tensor x) {
   return Looks::apply(rpc_sync<looks<What::thread_state>>(next, x * own_parameter()), what);
 }
 
-TEST_P(EngineEdges, OperationsInNodesUseAsManyThreadsAsElsewhere) {
+TEST_F(EngineEdges, OperationsInNodesUseAsManyThreadsAsElsewhere) {
   if (omp_threads() < 0) GTEST_SKIP() << "this libtorch does not use OpenMP";
   const int before = at::get_num_threads();
   at::set_num_threads(before + 3);
@@ -307,13 +303,13 @@ TEST_P(EngineEdges, OperationsInNodesUseAsManyThreadsAsElsewhere) {
     Cluster cluster(2);  // its threads begin now
     Context context;
     const auto loss = rpc_sync<looks<What::threads>>("worker1", ones()).sum();
-    context.backward_async({loss}, {.mode = GetParam()}).get();
+    context.backward_async({loss}).get();
   }
   at::set_num_threads(before);
   EXPECT_EQ(take_met(), std::vector<std::string>{std::to_string(before + 3)});
 }
 
-TEST_P(EngineEdges, NodesSeeNothingOfTheThreadThatCallsBackward) {
+TEST_F(EngineEdges, NodesSeeNothingOfTheThreadThatCallsBackward) {
   Cluster cluster(2);
   Context context;
   const auto x = ones().requires_grad_();
@@ -326,19 +322,19 @@ TEST_P(EngineEdges, NodesSeeNothingOfTheThreadThatCallsBackward) {
   const c10::DebugInfoGuard info(c10::DebugInfoKind::TEST_INFO,
                                  std::make_shared<c10::DebugInfoBase>());
   at::SavedTensorDefaultHooks::disable("not here");
-  context.backward({loss}, {.mode = GetParam()});
+  context.backward({loss});
   EXPECT_FALSE(at::SavedTensorDefaultHooks::is_enabled());
   at::SavedTensorDefaultHooks::enable();
   EXPECT_NE(c10::ThreadLocalDebugInfo::get(c10::DebugInfoKind::TEST_INFO), nullptr);
   EXPECT_EQ(take_met(), std::vector<std::string>(3, "no debug info, hooks"));
 }
 
-TEST_P(EngineEdges, ACallbackOfLibtorchsEngineCannotBeQueued) {
+TEST_F(EngineEdges, ACallbackOfLibtorchsEngineCannotBeQueued) {
   EXPECT_TRUE(has_text(failure<looks<What::callback>>(ones()), ErrorCode::remote_exception,
                        "Final callbacks can only be installed during backward pass"));
 }
 
-TEST_P(EngineEdges, WhatIsThrownNeedBeNoStandardException) {
+TEST_F(EngineEdges, WhatIsThrownNeedBeNoStandardException) {
   EXPECT_TRUE(has_text(failure<looks<What::other_exception>>(ones()), ErrorCode::remote_exception,
                        "Looks"));
   EXPECT_TRUE(has_text(failure<looks<What::text>>(ones()), ErrorCode::remote_exception,
@@ -365,14 +361,14 @@ struct Recomputes : torch::autograd::Function<Recomputes> {
   }
 };
 
-TEST_P(EngineEdges, AnInputThatOnlyARecomputationReachesNeedsOneThatLeadsThere) {
+TEST_F(EngineEdges, AnInputThatOnlyARecomputationReachesNeedsOneThatLeadsThere) {
   Cluster cluster(1);
   const auto x = ones().requires_grad_(), parameter = (2 * ones()).requires_grad_(),
              other = ones().requires_grad_();
   const auto gradients = [&](std::vector<at::Tensor> inputs) {
     Context context;
     context.backward({(Recomputes::apply(x, Recomputes::Kept{parameter}) * other).sum()},
-                     {.mode = GetParam(), .inputs = std::move(inputs)});
+                     {.inputs = std::move(inputs)});
     return std::vector<at::Tensor>{context.gradient(parameter), context.gradient(other)};
   };
   const auto alone = gradients({parameter, other});

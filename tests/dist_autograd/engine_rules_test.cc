@@ -10,15 +10,9 @@ namespace stitch::testing::engine_rules_test {
 namespace {
 
 using dist_autograd::Context;
-using dist_autograd::Mode;
 using torch::autograd::variable_list;
 
 at::Tensor leaf(double first = 1) { return (at::arange(3, at::kDouble) + first).requires_grad_(); }
-
-class EngineRules : public ::testing::TestWithParam<Mode> {};
-
-INSTANTIATE_TEST_SUITE_P(Modes, EngineRules, ::testing::Values(Mode::exact),
-                         [](const auto&) { return "Exact"; });
 
 // ---- hooks
 
@@ -96,7 +90,7 @@ at::Tensor with_all_hooks(at::Tensor x) {
   return y;
 }
 
-TEST_P(EngineRules, HooksOfEveryKindRunInTheOrderOfTheLocalEngine) {
+TEST(EngineRules, HooksOfEveryKindRunInTheOrderOfTheLocalEngine) {
   Cluster cluster(2);
   const auto x = leaf();
   auto there = with_all_hooks(x);
@@ -109,7 +103,7 @@ TEST_P(EngineRules, HooksOfEveryKindRunInTheOrderOfTheLocalEngine) {
 
   Context context;
   there = rpc_sync<with_all_hooks>("worker1", x);
-  context.backward({(there + there.sin()).sum()}, {.mode = GetParam()});
+  context.backward({(there + there.sin()).sum()});
   EXPECT_EQ(take_seen(), expected_order);
   EXPECT_TRUE(equal_gradients(context.gradient(x), expected_x));
   EXPECT_TRUE(equal_gradients(hooked_result().grad(), expected_retained));
@@ -125,12 +119,12 @@ struct Lengthen final : torch::autograd::FunctionPreHook {
   variable_list operator()(const variable_list&) override { return {at::ones({5}, at::kDouble)}; }
 };
 
-TEST_P(EngineRules, AHookThatGivesAnotherShapeIsAnErrorOfItsWorker) {
+TEST(EngineRules, AHookThatGivesAnotherShapeIsAnErrorOfItsWorker) {
   Cluster cluster(2);
   Context context;
   const auto y = rpc_sync<times_parameter>("worker1", leaf());
   y.grad_fn()->add_pre_hook(std::make_unique<Lengthen>());
-  const auto error = error_of([&] { context.backward({y.sum()}, {.mode = GetParam()}); });
+  const auto error = error_of([&] { context.backward({y.sum()}); });
   EXPECT_EQ(error.worker(), "worker0");
   EXPECT_NE(std::string(error.what()).find("a hook of a received tensor"), std::string::npos)
       << error.what();
@@ -138,13 +132,13 @@ TEST_P(EngineRules, AHookThatGivesAnotherShapeIsAnErrorOfItsWorker) {
 
 // ---- inputs
 
-TEST_P(EngineRules, InputsAreTheOnlyLeavesThatGetGradients) {
+TEST(EngineRules, InputsAreTheOnlyLeavesThatGetGradients) {
   Cluster cluster(3);
   Context context;
   const auto x = leaf(), w = leaf(2);
   const auto there = rpc_sync<via>("worker1", std::vector<std::string>{"worker2"}, x * w);
   const auto loss = (there * w).sum();
-  context.backward({loss}, {.retain_graph = true, .mode = GetParam(), .inputs = {x}});
+  context.backward({loss}, {.retain_graph = true, .inputs = {x}});
   const auto p = parameter_of(cluster[1]).detach(), q = parameter_of(cluster[2]).detach();
   EXPECT_TRUE(equal_gradients(context.gradient(x), (w * w).detach() * p * q));
   EXPECT_FALSE(context.gradient(w).defined());
@@ -152,13 +146,13 @@ TEST_P(EngineRules, InputsAreTheOnlyLeavesThatGetGradients) {
   EXPECT_FALSE(gradient_on(cluster[1], context.id()).defined());
   EXPECT_FALSE(gradient_on(cluster[2], context.id()).defined());
   // The same graph, all leaves: nothing was released that should not have been.
-  context.backward({loss}, {.mode = GetParam()});
+  context.backward({loss});
   EXPECT_TRUE(equal_gradients(context.gradient(x), 2 * (w * w).detach() * p * q));
   EXPECT_TRUE(equal_gradients(context.gradient(w), 2 * (x * w).detach() * p * q));
   EXPECT_TRUE(equal_gradients(gradient_on(cluster[1], context.id()), (x * w * w).detach() * q));
 }
 
-TEST_P(EngineRules, NodesThatLeadToNoInputDoNotRun) {
+TEST(EngineRules, NodesThatLeadToNoInputDoNotRun) {
   Cluster cluster(1);
   Context context;
   const auto x = leaf(), w = leaf(2);
@@ -174,13 +168,12 @@ TEST_P(EngineRules, NodesThatLeadToNoInputDoNotRun) {
   });
   const auto other_root = w.exp().sum();
   const auto loss = (x.exp() * trimmed).sum();
-  context.backward({loss, other_root, w},
-                   {.mode = GetParam(), .grads = {{}, {}, ones()}, .inputs = {x}});
+  context.backward({loss, other_root, w}, {.grads = {{}, {}, ones()}, .inputs = {x}});
   EXPECT_EQ(hook_calls, 0);
   EXPECT_EQ(context.gradients().size(), 1u);
   EXPECT_TRUE(equal_gradients(context.gradient(x), (x.exp() * trimmed).detach()));
   // What trimmed nodes saved is still there, although the graph was not retained.
-  context.backward({trimmed.sum(), other_root}, {.mode = GetParam()});
+  context.backward({trimmed.sum(), other_root});
   EXPECT_TRUE(equal_gradients(context.gradient(w), 2 * w.exp().detach()));
   EXPECT_EQ(hook_calls, 2);
 }
@@ -212,149 +205,87 @@ TEST(Inputs, MustBeLeavesThatRequireGradOfTheWorkerThatStartsThePass) {
 
 at::Tensor layer(const at::Tensor& x, const at::Tensor& p) { return (x * p).sin() * p; }
 
-// Forgets what its forward computes and computes it again in backward, as checkpointing does. The
-// parameter is no input of the node: only the recomputation uses it.
+// Forgets what its forward computes and computes it again in backward, as checkpointing does.
 struct Checkpoint : torch::autograd::Function<Checkpoint> {
-  struct Layers {
-    at::Tensor parameter;
-    int more = 0;  // layers, each in a checkpoint of its own inside this one
-    bool fails = false;
-  };
-  static at::Tensor body(const at::Tensor& x, const Layers& layers) {
-    const auto y = layer(x, layers.parameter);
-    if (layers.more == 0) return y;
-    return apply(y * 0.1, Layers{layers.parameter, layers.more - 1, layers.fails});
-  }
-  static at::Tensor forward(torch::autograd::AutogradContext* context, at::Tensor x,
-                            Layers layers) {
-    context->save_for_backward({x});
-    context->saved_data["parameter"] = layers.parameter;
-    context->saved_data["more"] = layers.more;
-    context->saved_data["fails"] = layers.fails;
-    return body(x, layers);
+  static at::Tensor forward(torch::autograd::AutogradContext* context, at::Tensor x, at::Tensor p) {
+    context->save_for_backward({x, p});
+    return layer(x, p);
   }
   static variable_list backward(torch::autograd::AutogradContext* context, variable_list grads) {
     const at::AutoGradMode on(true);
-    auto& saved = context->saved_data;
-    const Layers layers{saved["parameter"].toTensor(), static_cast<int>(saved["more"].toInt()),
-                        saved["fails"].toBool()};
-    auto x = context->get_saved_variables()[0].detach().requires_grad_();
-    torch::autograd::backward({body(x, layers)}, {grads[0]});
-    if (layers.fails) throw std::runtime_error("failed after recomputing");
-    return {x.grad(), at::Tensor()};
+    auto saved = context->get_saved_variables();
+    const auto x = saved[0].detach().requires_grad_(), p = saved[1].detach().requires_grad_();
+    return torch::autograd::grad({layer(x, p)}, {x, p}, {grads[0]});
   }
 };
-
 at::Tensor checkpointed(at::Tensor x) {
-  return Checkpoint::apply(x, Checkpoint::Layers{own_parameter()});
-}
-at::Tensor not_checkpointed(at::Tensor x) { return layer(x, own_parameter()); }
-at::Tensor failing_checkpoint(at::Tensor x) {
-  return Checkpoint::apply(x, Checkpoint::Layers{own_parameter(), 0, true});
-}
-at::Tensor nested_checkpoints(at::Tensor x) {
-  return checkpointed(Checkpoint::apply(x * 0.1, Checkpoint::Layers{own_parameter(), 2}));
-}
-at::Tensor without_checkpoints(at::Tensor x) {
-  const auto p = own_parameter();
-  return layer(layer(layer(layer(x * 0.1, p) * 0.1, p) * 0.1, p), p);
+  return Checkpoint::apply(Checkpoint::apply(x, own_parameter()), own_parameter());
 }
 
-std::pair<at::Tensor, at::Tensor> one_process(Cluster& cluster, at::Tensor (*f)(at::Tensor),
-                                              const at::Tensor& x) {
-  const WorkerScope scope(cluster[1]);
-  const auto all = torch::autograd::grad({f(x).sum()}, {x, own_parameter()});
-  return {all[0], all[1]};
-}
-
-TEST_P(EngineRules, GradientsOfARecomputedForwardGoToTheContext) {
+TEST(EngineRules, ANodeMayDifferentiateWhatItRecomputes) {
   Cluster cluster(2);
   const auto x = leaf();
-  const auto [expected_x, expected_p] = one_process(cluster, without_checkpoints, x);
-  for (int round = 1; round <= 3; ++round) {
-    Context context;
-    const auto loss = rpc_sync<nested_checkpoints>("worker1", x).sum();
-    context.backward({loss}, {.retain_graph = true, .mode = GetParam()});
-    context.backward({loss}, {.mode = GetParam()});
-    EXPECT_TRUE(equal_gradients(context.gradient(x), 2 * expected_x)) << "round " << round;
-    EXPECT_TRUE(equal_gradients(gradient_on(cluster[1], context.id()), 2 * expected_p));
-    EXPECT_FALSE(parameter_of(cluster[1]).grad().defined());
-    const WorkerScope scope(cluster[1]);
-    EXPECT_EQ(dist_autograd::find_context(context.id()).gradients().size(), 1u);
-  }
+  const auto p = parameter_of(cluster[1]);
+  const auto expected = torch::autograd::grad({layer(layer(x, p), p).sum()}, {x, p});
+  Context context;
+  const auto loss = rpc_sync<checkpointed>("worker1", x).sum();
+  context.backward({loss}, {.retain_graph = true});
+  context.backward({loss});
+  EXPECT_TRUE(equal_gradients(context.gradient(x), 2 * expected[0]));
+  EXPECT_TRUE(equal_gradients(gradient_on(cluster[1], context.id()), 2 * expected[1]));
+  EXPECT_FALSE(p.grad().defined());
 }
 
-TEST_P(EngineRules, GradOfAParameterStaysWhenItsForwardIsRecomputed) {
+struct CallsBackward : torch::autograd::Function<CallsBackward> {
+  static at::Tensor forward(torch::autograd::AutogradContext*, at::Tensor x) { return x * 2; }
+  static variable_list backward(torch::autograd::AutogradContext*, variable_list grads) {
+    const at::AutoGradMode on(true);
+    (own_parameter() * 2).backward(grads[0]);
+    return {grads[0] * 2};
+  }
+};
+at::Tensor calls_backward(at::Tensor x) { return CallsBackward::apply(x); }
+at::Tensor with_a_hook_that_calls_backward(at::Tensor x) {
+  const auto y = x * own_parameter();
+  y.register_hook([](const at::Tensor& gradient) {
+    const at::AutoGradMode on(true);
+    (own_parameter() * 2).sum().backward();
+    return gradient;
+  });
+  return y;
+}
+
+TEST(EngineRules, BackwardInsideANodeOrHookIsAnErrorThatNamesGrad) {
   Cluster cluster(2);
-  auto p = parameter_of(cluster[1]);
-  const auto x = leaf();
-  const auto expected = one_process(cluster, not_checkpointed, x).second;
-  p.mutable_grad() = 7 * ones();
-  for (const bool fails : {false, true, false}) {
-    Context context;
-    const auto there =
-        fails ? rpc_sync<failing_checkpoint>("worker1", x) : rpc_sync<checkpointed>("worker1", x);
-    if (fails) {
-      const auto error = error_of([&] { context.backward({there.sum()}, {.mode = GetParam()}); });
-      EXPECT_EQ(error.worker(), "worker1");
-    } else {
-      context.backward({there.sum()}, {.mode = GetParam()});
-      EXPECT_TRUE(equal_gradients(gradient_on(cluster[1], context.id()), expected));
-    }
-    EXPECT_TRUE(equal_gradients(p.grad(), 7 * ones()));
-  }
-  p.mutable_grad() = at::Tensor();
-}
-
-TEST(NestedBackward, OfManyPassesAtOnceKeepsTheirGradientsApart) {
-  constexpr int kThreads = 4, kRounds = 25;
-  Cluster cluster(2, [](Options& options) { options.num_threads = 4; });
-  const auto x = leaf();
-  const auto expected = one_process(cluster, without_checkpoints, x);
-  std::atomic<int> wrong{0};
-  std::vector<std::thread> threads;
-  for (int t = 0; t < kThreads; ++t) {
-    threads.emplace_back([&] {
-      const WorkerScope scope(cluster[0]);
-      const auto own = x.detach().clone().requires_grad_();
-      for (int i = 0; i < kRounds; ++i) {
-        Context context;
-        context.backward({rpc_sync<nested_checkpoints>("worker1", own).sum()});
-        if (!equal_gradients(context.gradient(own), expected.first) ||
-            !equal_gradients(gradient_on(cluster[1], context.id()), expected.second))
-          ++wrong;
-      }
-    });
-  }
-  for (auto& thread : threads) thread.join();
-  EXPECT_EQ(wrong, 0);
-  EXPECT_FALSE(parameter_of(cluster[1]).grad().defined());
-}
-
-TEST(NestedBackward, LeavesTheLocalEngineAsItWasOutsideOfPasses) {
-  Cluster cluster(2);
-  const auto x = leaf();
-  const auto [expected_x, expected_p] = one_process(cluster, not_checkpointed, x);
   {
     Context context;
-    context.backward({rpc_sync<checkpointed>("worker1", x).sum()});
+    const auto error =
+        error_of([&] { context.backward({rpc_sync<calls_backward>("worker1", leaf()).sum()}); });
+    EXPECT_TRUE(has_text(error, ErrorCode::remote_exception, "call torch::autograd::grad() there"));
+    EXPECT_TRUE(has_text(error, ErrorCode::remote_exception, "CallsBackward"));
+    EXPECT_EQ(error.worker(), "worker1");
   }
-  const WorkerScope scope(cluster[1]);
-  checkpointed(x).sum().backward();
-  EXPECT_TRUE(equal_gradients(x.grad(), expected_x));
-  EXPECT_TRUE(equal_gradients(own_parameter().grad(), expected_p));
-  own_parameter().mutable_grad() = at::Tensor();
-}
-
-TEST(NestedBackward, AddsNothingToLeavesThatAreNotAmongTheInputs) {
-  Cluster cluster(2);
-  Context context;
-  const auto x = leaf();
-  const auto expected = one_process(cluster, not_checkpointed, x).first;
-  context.backward({rpc_sync<checkpointed>("worker1", x).sum()}, {.inputs = {x}});
-  EXPECT_TRUE(equal_gradients(context.gradient(x), expected));
-  EXPECT_FALSE(gradient_on(cluster[1], context.id()).defined());
-  EXPECT_FALSE(parameter_of(cluster[1]).grad().defined());
+  {
+    Context context;
+    const auto error = error_of([&] {
+      context.backward({rpc_sync<with_a_hook_that_calls_backward>("worker1", leaf()).sum()});
+    });
+    EXPECT_TRUE(has_text(error, ErrorCode::remote_exception, "call torch::autograd::grad() there"));
+  }
+  for (const bool on_a_leaf : {true, false}) {
+    const auto x = leaf();
+    Context context;
+    const auto y = rpc_sync<times_parameter>("worker1", x);
+    (on_a_leaf ? x : y).register_hook([](const at::Tensor& gradient) {
+      const at::AutoGradMode on(true);
+      (at::ones({1}).requires_grad_() * 2).backward();
+      return gradient;
+    });
+    const auto error = error_of([&] { context.backward({y.sum()}); });
+    EXPECT_TRUE(has_text(error, ErrorCode::remote_exception, "call torch::autograd::grad() there"));
+  }
+  const auto p = parameter_of(cluster[1]);
+  p.mutable_grad() = at::Tensor();
 }
 
 // ---- modes of the thread
@@ -370,17 +301,16 @@ struct Anomaly {
   ~Anomaly() { torch::autograd::AnomalyMode::set_enabled(false, true); }
 };
 
-TEST_P(EngineRules, NaNInAnomalyModeIsAnErrorOfTheWorkerThatMadeIt) {
+TEST(EngineRules, NaNInAnomalyModeIsAnErrorOfTheWorkerThatMadeIt) {
   Cluster cluster(2);
   {
     Context context;  // without anomaly mode, NaN is a number like others
-    context.backward({rpc_sync<add_nan_in_backward>("worker1", leaf()).sum()},
-                     {.mode = GetParam()});
+    context.backward({rpc_sync<add_nan_in_backward>("worker1", leaf()).sum()});
   }
   const Anomaly anomaly;
   Context context;
   const auto loss = rpc_sync<add_nan_in_backward>("worker1", leaf()).sum();
-  const auto error = error_of([&] { context.backward({loss}, {.mode = GetParam()}); });
+  const auto error = error_of([&] { context.backward({loss}); });
   EXPECT_EQ(error.worker(), "worker1");
   EXPECT_TRUE(has_text(error, ErrorCode::remote_exception,
                        "Function 'SqrtBackward0' returned nan values in its 0th output."));
@@ -396,20 +326,20 @@ at::Tensor throws_in_backward(at::Tensor x) { return ThrowsInBackward::apply(x) 
 
 // What a pass through a call of Function prints, and whether it fails.
 template <auto Function>
-std::pair<std::string, bool> printed(Mode mode) {
+std::pair<std::string, bool> printed() {
   Context context;
   const auto loss = rpc_sync<Function>("worker1", leaf()).sum();
   bool failed = false;
   ::testing::internal::CaptureStderr();
   try {
-    context.backward({loss}, {.mode = mode});
+    context.backward({loss});
   } catch (const Error&) {
     failed = true;
   }
   return {::testing::internal::GetCapturedStderr(), failed};
 }
 
-TEST_P(EngineRules, AnomalyModePrintsTheStackOfTheNodeThatFails) {
+TEST(EngineRules, AnomalyModePrintsTheStackOfTheNodeThatFails) {
   Cluster cluster(2);
   const auto prints = [](const std::string& text, const std::string& node) {
     const auto at = text.find("Error detected in ");
@@ -420,31 +350,30 @@ TEST_P(EngineRules, AnomalyModePrintsTheStackOfTheNodeThatFails) {
     ::testing::internal::CaptureStderr();  // of the local engine
     EXPECT_ANY_THROW(torch::autograd::backward({add_nan_in_backward(leaf()).sum()}));
     EXPECT_TRUE(prints(::testing::internal::GetCapturedStderr(), "SqrtBackward0"));
-    const auto [text, failed] = printed<add_nan_in_backward>(GetParam());
+    const auto [text, failed] = printed<add_nan_in_backward>();
     EXPECT_TRUE(failed);
     EXPECT_TRUE(prints(text, "SqrtBackward0")) << text;
   }
   {
     const Anomaly anomaly(/*check_nan=*/false);
-    const auto [nothing, nan_failed] = printed<add_nan_in_backward>(GetParam());
+    const auto [nothing, nan_failed] = printed<add_nan_in_backward>();
     EXPECT_FALSE(nan_failed);
     EXPECT_FALSE(prints(nothing, "")) << nothing;
-    const auto [text, failed] = printed<throws_in_backward>(GetParam());
+    const auto [text, failed] = printed<throws_in_backward>();
     EXPECT_TRUE(failed);
     EXPECT_TRUE(prints(text, "ThrowsInBackward")) << text;
   }
-  const auto [text, failed] = printed<throws_in_backward>(GetParam());
+  const auto [text, failed] = printed<throws_in_backward>();
   EXPECT_TRUE(failed);
   EXPECT_FALSE(prints(text, "")) << text;
 }
 
-TEST_P(EngineRules, NaNThatIsSentIsThatOfTheNodeThatGetsIt) {
+TEST(EngineRules, NaNThatIsSentIsThatOfTheNodeThatGetsIt) {
   Cluster cluster(2);
   const Anomaly anomaly;
   Context context;
   const auto y = rpc_sync<times_parameter>("worker1", leaf());
-  const auto error = error_of(
-      [&] { context.backward({y}, {.mode = GetParam(), .grads = {ones() * std::nan("")}}); });
+  const auto error = error_of([&] { context.backward({y}, {.grads = {ones() * std::nan("")}}); });
   EXPECT_EQ(error.worker(), "worker1");
   EXPECT_TRUE(has_text(error, ErrorCode::remote_exception,
                        "Function 'MulBackward0' returned nan values in its 0th output."));
@@ -467,7 +396,7 @@ TEST(InferenceMode, CallsInItRecordNothingAndItsTensorsAreConstants) {
   EXPECT_TRUE(equal_gradients(gradient_on(cluster[1], context.id()), 3 * ones()));
 }
 
-TEST_P(EngineRules, BackwardRunsOutsideTheModesOfTheThreadThatCallsIt) {
+TEST(EngineRules, BackwardRunsOutsideTheModesOfTheThreadThatCallsIt) {
   Cluster cluster(2);
   Context context;
   const auto x = leaf();
@@ -475,8 +404,7 @@ TEST_P(EngineRules, BackwardRunsOutsideTheModesOfTheThreadThatCallsIt) {
   const auto sum = x.sum();
   for (int pass = 0; pass < 3; ++pass) {
     const c10::InferenceMode on;
-    context.backward({loss, sum, x},
-                     {.retain_graph = true, .mode = GetParam(), .grads = {{}, {}, ones()}});
+    context.backward({loss, sum, x}, {.retain_graph = true, .grads = {{}, {}, ones()}});
   }
   const auto gradient = context.gradient(x);
   EXPECT_TRUE(equal_gradients(
@@ -499,7 +427,7 @@ at::Tensor change_results(std::vector<at::Tensor> results) {
   return (results[0] * results[2]).sum() + results[1].sin().sum();
 }
 
-TEST_P(EngineRules, ViewsAndWorkInPlaceOnBothSidesOfACall) {
+TEST(EngineRules, ViewsAndWorkInPlaceOnBothSidesOfACall) {
   Cluster cluster(2);
   const auto x = leaf();
   const auto arguments = [&] {
@@ -518,7 +446,7 @@ TEST_P(EngineRules, ViewsAndWorkInPlaceOnBothSidesOfACall) {
   auto in = arguments();
   const auto out = rpc_sync<change_what_came>("worker1", in[0], in[1]);
   in[0].mul_(100);  // after the call: changes nothing there
-  context.backward({change_results(out)}, {.mode = GetParam()});
+  context.backward({change_results(out)});
   EXPECT_TRUE(equal_gradients(context.gradient(x), expected[0]));
   EXPECT_TRUE(equal_gradients(gradient_on(cluster[1], context.id()), expected[1]));
 }
@@ -527,7 +455,7 @@ TEST_P(EngineRules, ViewsAndWorkInPlaceOnBothSidesOfACall) {
 
 at::Tensor times_itself(at::Tensor x) { return x * x; }
 
-TEST_P(EngineRules, GradientsHaveEveryFloatingAndComplexDtype) {
+TEST(EngineRules, GradientsHaveEveryFloatingAndComplexDtype) {
   Cluster cluster(2);
   for (const auto dtype :
        {at::kHalf, at::kBFloat16, at::kFloat, at::kDouble, at::kComplexFloat, at::kComplexDouble}) {
@@ -536,8 +464,7 @@ TEST_P(EngineRules, GradientsHaveEveryFloatingAndComplexDtype) {
     const auto seed = (at::arange(3, at::kDouble) + 1).to(dtype);
     const auto expected = torch::autograd::grad({times_itself(x) * x}, {x}, {seed})[0];
     Context context;
-    context.backward({rpc_sync<times_itself>("worker1", x) * x},
-                     {.mode = GetParam(), .grads = {seed}});
+    context.backward({rpc_sync<times_itself>("worker1", x) * x}, {.grads = {seed}});
     const auto gradient = context.gradient(x);
     ASSERT_TRUE(gradient.defined());
     EXPECT_EQ(gradient.scalar_type(), dtype);
@@ -549,12 +476,12 @@ at::Tensor complex_part(at::Tensor x) {
   return at::view_as_real(at::complex(x, x * 2) * at::complex(x.cos(), x)).to(at::kFloat);
 }
 
-TEST_P(EngineRules, GradientsCrossDtypesAndComplexViews) {
+TEST(EngineRules, GradientsCrossDtypesAndComplexViews) {
   Cluster cluster(2);
   const auto x = leaf();
   const auto expected = torch::autograd::grad({complex_part(x).sum()}, {x})[0];
   Context context;
-  context.backward({rpc_sync<complex_part>("worker1", x).sum()}, {.mode = GetParam()});
+  context.backward({rpc_sync<complex_part>("worker1", x).sum()});
   EXPECT_EQ(context.gradient(x).scalar_type(), at::kDouble);
   EXPECT_TRUE(equal_gradients(context.gradient(x), expected));
 }

@@ -7,7 +7,6 @@ namespace stitch::testing::faults_test {
 namespace {
 
 using dist_autograd::Context;
-using dist_autograd::Mode;
 using transport::Fate;
 using transport::Message;
 
@@ -16,14 +15,7 @@ bool belongs_to_autograd(const Message& message) {
   return kind >= dist_autograd::wire::kFirstKind && kind <= dist_autograd::wire::kLastKind;
 }
 
-class Faults : public ::testing::TestWithParam<Mode> {};
-
-INSTANTIATE_TEST_SUITE_P(Modes, Faults, ::testing::Values(Mode::exact, Mode::fast),
-                         [](const auto& info) {
-                           return info.param == Mode::exact ? "Exact" : "Fast";
-                         });
-
-TEST_P(Faults, MessagesThatOvertakeEachOtherChangeNothing) {
+TEST(Faults, MessagesThatOvertakeEachOtherChangeNothing) {
   Cluster cluster(4);
   {
     const LoopbackFaults faults(
@@ -41,9 +33,8 @@ TEST_P(Faults, MessagesThatOvertakeEachOtherChangeNothing) {
       const auto a = rpc_async<via>("worker1", std::vector<std::string>{"worker2", "worker1"}, x);
       const auto b =
           rpc_async<via>("worker3", std::vector<std::string>{"worker2", "worker1", "worker3"}, x);
-      if (GetParam() == Mode::exact)
-        rpc_sync<via>("worker2", std::vector<std::string>{"worker3", "worker2"}, x);
-      context.backward({(a.get() + b.get()).sum()}, {.mode = GetParam()});
+      rpc_sync<via>("worker2", std::vector<std::string>{"worker3", "worker2"}, x);
+      context.backward({(a.get() + b.get()).sum()});
       EXPECT_TRUE(equal_gradients(context.gradient(x), p * q * p + r * q * p * r)) << "round " << i;
       EXPECT_TRUE(equal_gradients(gradient_on(cluster[2], context.id()), p * p + r * p * r))
           << "round " << i;
@@ -52,7 +43,7 @@ TEST_P(Faults, MessagesThatOvertakeEachOtherChangeNothing) {
   }
 }
 
-TEST_P(Faults, ABrokenConnectionDoesNotDisturbThePassWhicheverMessageItHits) {
+TEST(Faults, ABrokenConnectionDoesNotDisturbThePassWhicheverMessageItHits) {
   bool broken = true;
   for (std::uint64_t k = 0; broken; ++k) {
     ASSERT_LT(k, 100u) << "the pass needs no end of messages";
@@ -71,8 +62,7 @@ TEST_P(Faults, ABrokenConnectionDoesNotDisturbThePassWhicheverMessageItHits) {
       const auto x = ones().requires_grad_();
       const auto loss =
           rpc_sync<via>("worker1", std::vector<std::string>{"worker2", "worker1"}, x).sum();
-      EXPECT_NO_THROW(
-          context.backward({loss}, {.mode = GetParam(), .timeout = std::chrono::seconds(20)}))
+      EXPECT_NO_THROW(context.backward({loss}, {.timeout = std::chrono::seconds(20)}))
           << "message " << k;
       const auto p = parameter_of(cluster[1]).detach(), q = parameter_of(cluster[2]).detach();
       EXPECT_TRUE(equal_gradients(context.gradient(x), p * q * p)) << "message " << k;
@@ -83,7 +73,7 @@ TEST_P(Faults, ABrokenConnectionDoesNotDisturbThePassWhicheverMessageItHits) {
   }
 }
 
-TEST_P(Faults, ABrokenConnectionEndsThePassWhicheverMessageItHits) {
+TEST(Faults, ABrokenConnectionEndsThePassWhicheverMessageItHits) {
   bool all_survived = false;
   for (std::uint64_t k = 0; !all_survived; ++k) {
     ASSERT_LT(k, 100u) << "the pass never succeeds";
@@ -103,7 +93,7 @@ TEST_P(Faults, ABrokenConnectionEndsThePassWhicheverMessageItHits) {
       const auto loss =
           rpc_sync<via>("worker1", std::vector<std::string>{"worker2", "worker1"}, x).sum();
       try {
-        context.backward({loss}, {.mode = GetParam(), .timeout = std::chrono::seconds(20)});
+        context.backward({loss}, {.timeout = std::chrono::seconds(20)});
         // A connection that broke after the last gradient does not change the result.
         const auto p = parameter_of(cluster[1]).detach(), q = parameter_of(cluster[2]).detach();
         EXPECT_TRUE(equal_gradients(context.gradient(x), p * q * p)) << "message " << k;

@@ -11,7 +11,6 @@ namespace stitch::testing::gradients_test {
 namespace {
 
 using dist_autograd::Context;
-using dist_autograd::Mode;
 using namespace std::chrono_literals;
 
 rpc::InMessage arrive(rpc::OutMessage message) {
@@ -19,16 +18,11 @@ rpc::InMessage arrive(rpc::OutMessage message) {
   return rpc::InMessage(std::move(message.frame).finish(), WorkerInfo{});
 }
 
-class Gradients : public ::testing::TestWithParam<Mode> {};
-
-INSTANTIATE_TEST_SUITE_P(Modes, Gradients, ::testing::Values(Mode::exact),
-                         [](const auto&) { return "Exact"; });
-
 at::Tensor look_up(at::Tensor table, at::Tensor rows) {
   return at::embedding(table, rows, -1, false, /*sparse=*/true);
 }
 
-TEST_P(Gradients, CrossTheWireSparse) {
+TEST(Gradients, CrossTheWireSparse) {
   Cluster cluster(3);
   const auto table = at::rand({100, 4}, at::kDouble).requires_grad_();
   const auto rows = at::tensor({3, 7, 3}), more = at::tensor({7, 99});
@@ -40,8 +34,7 @@ TEST_P(Gradients, CrossTheWireSparse) {
   {
     Context context;
     context.backward({loss_of(rpc_sync<look_up>("worker1", table, rows),
-                              rpc_sync<look_up>("worker2", table, more))},
-                     {.mode = GetParam()});
+                              rpc_sync<look_up>("worker2", table, more))});
     const auto gradient = context.gradient(table);
     ASSERT_TRUE(gradient.defined());
     EXPECT_TRUE(gradient.is_sparse());
@@ -52,15 +45,14 @@ TEST_P(Gradients, CrossTheWireSparse) {
     Context context;
     context.backward({loss_of(rpc_sync<look_up>("worker1", table, rows),
                               rpc_sync<look_up>("worker2", table, more)) +
-                      table.sum()},
-                     {.mode = GetParam()});
+                      table.sum()});
     EXPECT_TRUE(equal_gradients(context.gradient(table), expected.to_dense() + 1));
   }
 }
 
 at::Tensor sum_of(at::Tensor a, at::Tensor b) { return a + b; }
 
-TEST_P(Gradients, OfSparseTensorsThatAreSentAreThoseOfOneProcess) {
+TEST(Gradients, OfSparseTensorsThatAreSentAreThoseOfOneProcess) {
   Cluster cluster(2);
   const auto sparse = [](std::int64_t column) {
     const auto indices = at::tensor({0L, 2L, 1L, column}, at::kLong).reshape({2, 2});
@@ -71,7 +63,7 @@ TEST_P(Gradients, OfSparseTensorsThatAreSentAreThoseOfOneProcess) {
   const auto a = sparse(1), b = sparse(3);
   const auto expected = torch::autograd::grad({at::_sparse_sum(sum_of(a, b))}, {a, b});
   Context context;
-  context.backward({at::_sparse_sum(rpc_sync<sum_of>("worker1", a, b))}, {.mode = GetParam()});
+  context.backward({at::_sparse_sum(rpc_sync<sum_of>("worker1", a, b))});
   EXPECT_TRUE(context.gradient(a).is_sparse());
   EXPECT_TRUE(equal_gradients(context.gradient(a), expected[0]));
   EXPECT_TRUE(equal_gradients(context.gradient(b), expected[1]));
@@ -86,15 +78,14 @@ at::Tensor look_up_bags(at::Tensor rows, at::Tensor offsets) {
       at::embedding_bag(bags_table(), rows, offsets, false, /*mode=*/0, /*sparse=*/true));
 }
 
-TEST_P(Gradients, OfAnEmbeddingBagAddUpSparselyOverPasses) {
+TEST(Gradients, OfAnEmbeddingBagAddUpSparselyOverPasses) {
   Cluster cluster(2);
   const auto rows = at::tensor({1, 3, 3, 9}, at::kLong), offsets = at::tensor({0, 2}, at::kLong);
   const auto expected =
       torch::autograd::grad({look_up_bags(rows, offsets).pow(2).sum()}, {bags_table()})[0];
   Context context;
   const auto loss = rpc_sync<look_up_bags>("worker1", rows, offsets).pow(2).sum();
-  for (int pass = 0; pass < 2; ++pass)
-    context.backward({loss}, {.retain_graph = true, .mode = GetParam()});
+  for (int pass = 0; pass < 2; ++pass) context.backward({loss}, {.retain_graph = true});
   const WorkerScope scope(cluster[1]);
   const auto gradient = dist_autograd::find_context(context.id()).gradient(bags_table());
   ASSERT_TRUE(gradient.defined());
@@ -108,7 +99,7 @@ at::Tensor product_of(std::vector<at::Tensor> matrices) {
   return product;
 }
 
-TEST_P(Gradients, OfProductsOfMatricesOfDifferentShapesAreThoseOfOneProcess) {
+TEST(Gradients, OfProductsOfMatricesOfDifferentShapesAreThoseOfOneProcess) {
   Cluster cluster(3);
   const auto matrix = [](std::int64_t rows, std::int64_t columns) {
     return at::rand({rows, columns}, at::kDouble).requires_grad_();
@@ -118,7 +109,7 @@ TEST_P(Gradients, OfProductsOfMatricesOfDifferentShapesAreThoseOfOneProcess) {
   Context context;
   const auto half = rpc_sync<product_of>("worker1", std::vector<at::Tensor>{all[0], all[1]});
   const auto whole = rpc_sync<product_of>("worker2", std::vector<at::Tensor>{half, all[2], all[3]});
-  context.backward({whole.sin().sum()}, {.mode = GetParam()});
+  context.backward({whole.sin().sum()});
   for (std::size_t i = 0; i < all.size(); ++i)
     EXPECT_TRUE(equal_gradients(context.gradient(all[i]), expected[i])) << "matrix " << i;
 }
@@ -130,7 +121,7 @@ at::Tensor in_place(at::Tensor x) {
   return y;
 }
 
-TEST_P(Gradients, HaveTheDtypeOfTheirTensorAlsoAfterWorkInPlace) {
+TEST(Gradients, HaveTheDtypeOfTheirTensorAlsoAfterWorkInPlace) {
   Cluster cluster(2);
   for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16, at::kComplexDouble}) {
     const auto x = at::ones({3}, dtype).requires_grad_();
@@ -145,7 +136,7 @@ TEST_P(Gradients, HaveTheDtypeOfTheirTensorAlsoAfterWorkInPlace) {
       expected = torch::autograd::grad({real_sum(in_place(x))}, {x})[0];
     }
     Context context;
-    context.backward({real_sum(rpc_sync<in_place>("worker1", x))}, {.mode = GetParam()});
+    context.backward({real_sum(rpc_sync<in_place>("worker1", x))});
     const auto gradient = context.gradient(x);
     ASSERT_TRUE(gradient.defined());
     EXPECT_EQ(gradient.scalar_type(), dtype);
@@ -155,11 +146,11 @@ TEST_P(Gradients, HaveTheDtypeOfTheirTensorAlsoAfterWorkInPlace) {
 
 at::Tensor blind_to_first(at::Tensor a, at::Tensor b) { return BlindToFirst::apply(a, b); }
 
-TEST_P(Gradients, ThatAreUndefinedStayUndefinedOverTheWire) {
+TEST(Gradients, ThatAreUndefinedStayUndefinedOverTheWire) {
   Cluster cluster(2);
   Context context;
   const auto a = ones().requires_grad_(), b = ones().requires_grad_();
-  context.backward({rpc_sync<blind_to_first>("worker1", a, b * 2).sum()}, {.mode = GetParam()});
+  context.backward({rpc_sync<blind_to_first>("worker1", a, b * 2).sum()});
   EXPECT_FALSE(context.gradient(a).defined());
   EXPECT_TRUE(equal_gradients(context.gradient(b), 2 * ones()));
 }
@@ -190,7 +181,7 @@ std::vector<at::Tensor> first_and_doubled_there(at::Tensor a, at::Tensor b) {
 
 // As in one process: what is behind a tensor that the loss does not use is not run, whatever came
 // in the same message.
-TEST_P(Gradients, DoNotPassThroughTensorsThatTheLossDoesNotUse) {
+TEST(Gradients, DoNotPassThroughTensorsThatTheLossDoesNotUse) {
   Cluster cluster(3);
   const auto a = ones().requires_grad_(), b = ones().requires_grad_(), c = ones().requires_grad_();
   for (const bool uses_all : {false, true}) {
@@ -206,7 +197,7 @@ TEST_P(Gradients, DoNotPassThroughTensorsThatTheLossDoesNotUse) {
     }
     auto loss = (results.at(0) * c).sum();
     if (uses_all) loss = loss + results.at(1).sum();
-    context.backward({loss}, {.mode = GetParam()});
+    context.backward({loss});
     EXPECT_EQ(doubled_backward, uses_all ? 3 : 0);
     EXPECT_EQ(hooks_there, uses_all ? 2 : 1);
     EXPECT_EQ(hooks_here, uses_all ? 2 : 1);
@@ -221,13 +212,12 @@ TEST_P(Gradients, DoNotPassThroughTensorsThatTheLossDoesNotUse) {
 }
 
 // The used tensor of a message may be one that has no gradient in the end.
-TEST_P(Gradients, PassThroughWhatTheLossUsesWithoutAGradient) {
+TEST(Gradients, PassThroughWhatTheLossUsesWithoutAGradient) {
   Cluster cluster(2);
   const auto a = ones().requires_grad_(), b = ones().requires_grad_();
   doubled_backward = 0;
   Context context;
-  context.backward({rpc_sync<blind_to_first>("worker1", Doubled::apply(a), b).sum()},
-                   {.mode = GetParam()});
+  context.backward({rpc_sync<blind_to_first>("worker1", Doubled::apply(a), b).sum()});
   EXPECT_EQ(doubled_backward, 1);
   EXPECT_TRUE(context.gradient(a).defined());  // the zeros that libtorch makes
   EXPECT_TRUE(equal_gradients(context.gradient(a), 0 * ones()));
@@ -235,7 +225,7 @@ TEST_P(Gradients, PassThroughWhatTheLossUsesWithoutAGradient) {
 
 std::vector<at::Tensor> five_parts(at::Tensor x) { return (x * 2).chunk(5); }
 
-TEST_P(Gradients, OfResultsThatTheLossDoesNotUseAreZero) {
+TEST(Gradients, OfResultsThatTheLossDoesNotUseAreZero) {
   Cluster cluster(2);
   const auto x = at::arange(1, 11, at::kDouble).requires_grad_();
   const auto loss_of = [](const std::vector<at::Tensor>& parts) {
@@ -243,7 +233,7 @@ TEST_P(Gradients, OfResultsThatTheLossDoesNotUseAreZero) {
   };
   const auto expected = torch::autograd::grad({loss_of(five_parts(x))}, {x})[0];
   Context context;
-  context.backward({loss_of(rpc_sync<five_parts>("worker1", x))}, {.mode = GetParam()});
+  context.backward({loss_of(rpc_sync<five_parts>("worker1", x))});
   const auto gradient = context.gradient(x);
   ASSERT_TRUE(gradient.defined());
   EXPECT_TRUE(equal_gradients(gradient, expected));
@@ -345,7 +335,7 @@ at::Tensor hooked(at::Tensor x) {
   return y.sin();
 }
 
-TEST_P(Gradients, PassTheHooksOfNodesOnEveryWorkerOnce) {
+TEST(Gradients, PassTheHooksOfNodesOnEveryWorkerOnce) {
   Cluster cluster(2);
   const auto x = ones().requires_grad_();
   std::vector<at::Tensor> expected;
@@ -359,7 +349,7 @@ TEST_P(Gradients, PassTheHooksOfNodesOnEveryWorkerOnce) {
   Context context;
   const auto y = rpc_sync<hooked>("worker1", x);
   y.grad_fn()->add_pre_hook(std::make_unique<Triple>());  // of the node where it came in
-  context.backward({(y + y * y).sum()}, {.mode = GetParam()});
+  context.backward({(y + y * y).sum()});
   EXPECT_EQ(pre_hooks, 2);
   EXPECT_EQ(post_hooks, 1);
   EXPECT_TRUE(equal_gradients(context.gradient(x), expected[0]));
@@ -376,24 +366,24 @@ at::Tensor with_a_tensor_hook(at::Tensor x) {
   return y;
 }
 
-TEST_P(Gradients, PassHooksOfTensorsThatHaveNoCurrentContext) {
+TEST(Gradients, PassHooksOfTensorsThatHaveNoCurrentContext) {
   Cluster cluster(2);
   context_in_hook = false;
   Context context;
   const auto x = ones().requires_grad_();
   const auto y = rpc_sync<with_a_tensor_hook>("worker1", x);
-  context.backward({y.sum()}, {.mode = GetParam()});
+  context.backward({y.sum()});
   EXPECT_TRUE(equal_gradients(context.gradient(x), 2 * parameter_of(cluster[1])));
   EXPECT_FALSE(context_in_hook);
 }
 
-TEST_P(Gradients, AreKeptInGradWhereATensorThatCameInWasAskedTo) {
+TEST(Gradients, AreKeptInGradWhereATensorThatCameInWasAskedTo) {
   Cluster cluster(2);
   Context context;
   const auto x = ones().requires_grad_();
   auto y = rpc_sync<times_parameter>("worker1", x);
   y.retain_grad();
-  context.backward({(y * y).sum()}, {.mode = GetParam()});
+  context.backward({(y * y).sum()});
   EXPECT_TRUE(equal_gradients(y.grad(), 2 * y));
   EXPECT_FALSE(x.grad().defined());
   EXPECT_TRUE(equal_gradients(context.gradient(x), 2 * y * parameter_of(cluster[1])));
@@ -500,7 +490,7 @@ Future<at::Tensor> through_a_coroutine(RemoteModule<Layers> layers, at::Tensor x
   co_return z* own_parameter().sum();
 }
 
-TEST_P(Gradients, ReachTheParametersOfRemoteModulesHoweverTheyAreCalled) {
+TEST(Gradients, ReachTheParametersOfRemoteModulesHoweverTheyAreCalled) {
   Cluster cluster(3);
   const RemoteModule<Layers> remote_layers("worker1");
   const auto state = remote_layers.state_dict();
@@ -522,7 +512,7 @@ TEST_P(Gradients, ReachTheParametersOfRemoteModulesHoweverTheyAreCalled) {
       remote_layers.forward_async(x * 2).then([](at::Tensor there) { return there.sin(); });
   auto coroutine = rpc_async<through_a_coroutine>("worker2", remote_layers, x);
   const auto loss = plain.get().sum() + continued.get().sum() + coroutine.get().sum();
-  context.backward({loss}, {.mode = GetParam()});
+  context.backward({loss});
   EXPECT_TRUE(equal_gradients(context.gradient(x), expected.back()));
   const auto parameters = remote_layers.parameters();
   ASSERT_EQ(parameters.size() + 1, expected.size());

@@ -10,7 +10,6 @@ namespace stitch::testing::post_accumulate_hooks_test {
 namespace {
 
 using dist_autograd::Context;
-using dist_autograd::Mode;
 
 at::Tensor& leaf_of_worker1() {
   static at::Tensor one;
@@ -47,7 +46,6 @@ void count_post_accumulate_calls(const at::Tensor& leaf) {
 template <HasPostAccumulateHooks N>
 class PostAccumulateHooks : public ::testing::Test {
  public:
-  explicit PostAccumulateHooks(Mode mode) : mode_(mode) {}
   void TestBody() override {
     Cluster cluster(2);
     const auto x = ones().requires_grad_();
@@ -61,8 +59,8 @@ class PostAccumulateHooks : public ::testing::Test {
     x.mutable_grad() = 3 * ones();
     Context context;
     const auto product = rpc_sync<times_leaf_of_worker1>("worker1", x);
-    context.backward({product.sum()}, {.retain_graph = true, .mode = mode_});
-    context.backward({product.sum()}, {.mode = mode_});
+    context.backward({product.sum()}, {.retain_graph = true});
+    context.backward({product.sum()});
     EXPECT_EQ(calls, 2) << "a pass of a context does not";
     EXPECT_TRUE(equal_gradients(context.gradient(x), 2 * there.detach()));
     EXPECT_TRUE(equal_gradients(x.grad(), 3 * ones())) << "and leaves .grad alone";
@@ -72,22 +70,15 @@ class PostAccumulateHooks : public ::testing::Test {
     EXPECT_FALSE(there.grad().defined());
     leaf_of_worker1() = at::Tensor();
   }
-
- private:
-  const Mode mode_;
 };
 
 // A test where this libtorch has such hooks, as TEST() makes one.
 template <class N>
 bool register_post_accumulate_tests() {
   if constexpr (HasPostAccumulateHooks<N>) {
-    for (const Mode mode : {Mode::exact, Mode::fast}) {
-      const std::string name = std::string("AreNotCalledAndGradIsLeftAlone") +
-                               (mode == Mode::exact ? "InExactMode" : "InFastMode");
-      ::testing::RegisterTest(
-          "PostAccumulateHooks", name.c_str(), nullptr, nullptr, __FILE__, __LINE__,
-          [mode]() -> ::testing::Test* { return new PostAccumulateHooks<N>(mode); });
-    }
+    ::testing::RegisterTest("PostAccumulateHooks", "AreNotCalledAndGradIsLeftAlone", nullptr,
+                            nullptr, __FILE__, __LINE__,
+                            []() -> ::testing::Test* { return new PostAccumulateHooks<N>; });
   }
   return HasPostAccumulateHooks<N>;
 }

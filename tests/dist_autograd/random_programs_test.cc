@@ -262,7 +262,7 @@ void set_complex(RandomProgram& program) {
 
 class RandomPrograms : public ::testing::TestWithParam<int> {};
 
-TEST_P(RandomPrograms, HaveTheGradientsOfOneProcessInExactMode) {
+TEST_P(RandomPrograms, HaveTheGradientsOfOneProcess) {
   run_trials(GetParam(), 0, [](Trial& trial, std::mt19937_64& random) {
     trial.program.hooks = random() % 2 == 0;
     trial.program.sparse = random() % 2 == 0;
@@ -270,13 +270,12 @@ TEST_P(RandomPrograms, HaveTheGradientsOfOneProcessInExactMode) {
   });
 }
 
-TEST_P(RandomPrograms, HaveTheGradientsOfOneProcessInFastMode) {
+TEST_P(RandomPrograms, HaveTheGradientsOfOneProcessWhenEverythingIsUsed) {
   run_trials(GetParam(), 100'000, [](Trial& trial, std::mt19937_64& random) {
     trial.program.uses_everything = true;
     trial.program.hooks = random() % 2 == 0;
     trial.program.sparse = random() % 2 == 0;
     trial.program.in_place = random() % 2 == 0;
-    trial.options.mode = dist_autograd::Mode::fast;
   });
 }
 
@@ -297,7 +296,6 @@ TEST_P(RandomPrograms, HaveTheGradientsOfOneProcessFromSeveralRootsAndPasses) {
     trial.program.sparse = random() % 2 == 0;
     trial.program.in_place = random() % 2 == 0;
     trial.program.uses_everything = random() % 2 == 0;
-    if (trial.program.uses_everything) trial.options.mode = dist_autograd::Mode::fast;
     if (random() % 4 == 0) set_complex(trial.program);
     trial.asking = {.two_roots = random() % 3 != 0,
                     .two_losses = random() % 3 != 0,
@@ -336,7 +334,6 @@ TEST_P(RandomPrograms, HaveTheGradientsOfOneProcessWhenMessagesOvertakeEachOther
     trial.program.uses_everything = random() % 3 == 0;
     trial.asking = {.two_roots = random() % 2 == 0, .two_losses = random() % 2 == 0, .passes = 2};
     if (trial.program.uses_everything) {
-      trial.options.mode = dist_autograd::Mode::fast;
     } else if (random() % 3 == 0) {
       trial.program.depth = 2;
       trial.program.tables_apart = trial.program.sparse;

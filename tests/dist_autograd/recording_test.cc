@@ -10,7 +10,6 @@ namespace stitch::testing::recording_test {
 namespace {
 
 using dist_autograd::Context;
-using dist_autograd::Mode;
 
 bool grad_mode() { return at::GradMode::is_enabled(); }
 bool grad_mode_of(std::string next) { return rpc_sync<grad_mode>(next); }
@@ -248,9 +247,68 @@ TEST(Recording, OfACallThatWasRefusedLeavesNothing) {
   const auto error = error_of([&] { rpc_sync<times_parameter>("worker1", large); });
   EXPECT_EQ(error.code(), ErrorCode::overloaded);
   EXPECT_EQ(count_on(cluster[0], "links"), 0);
-  // A link that stayed would be a result that the loss does not use.
-  context.backward({rpc_sync<times_parameter>("worker1", x).sum()}, {.mode = Mode::fast});
+  context.backward({rpc_sync<times_parameter>("worker1", x).sum()});
   EXPECT_TRUE(equal_gradients(context.gradient(x), parameter_of(cluster[1])));
+}
+
+// Backward over what came without a context says so.
+void expect_unrecorded(const Error& error) {
+  EXPECT_NE(std::string(error.what())
+                .find("backward reached a tensor from worker \"worker1\" received without a "
+                      "context: make the Context before the forward pass"),
+            std::string::npos)
+      << error.what();
+}
+
+TEST(Unrecorded, ResultsWithHistoryFailTheBackwardThatReachesThem) {
+  Cluster cluster(2);
+  const auto x = ones().requires_grad_();
+  const auto before = rpc_sync<times_parameter>("worker1", x);
+  EXPECT_TRUE(before.requires_grad());
+  EXPECT_FALSE(before.is_leaf());
+  const auto fetched = remote<times_parameter>("worker1", x).to_here();
+  Context context;
+  at::Tensor in_a_thread;
+  std::thread([&] {
+    const WorkerScope scope(cluster[0]);
+    in_a_thread = rpc_sync<times_parameter>("worker1", x);
+  }).join();
+  for (const at::Tensor& result : {before, in_a_thread, fetched}) {
+    Context own;
+    const auto recorded = rpc_sync<times_parameter>("worker1", x);
+    expect_unrecorded(error_of([&] { own.backward({(recorded * result).sum()}); }));
+    EXPECT_ANY_THROW((result * 2).sum().backward()) << "so does libtorch's own engine";
+  }
+  // As data it may be used, and where the loss does not lead to it.
+  context.backward({(rpc_sync<times_parameter>("worker1", x) * before.detach()).sum()});
+  EXPECT_TRUE(context.gradient(x).defined());
+}
+
+at::Tensor leads_to_a_leaf_here(at::Tensor y) {
+  try {
+    y.sum().backward();
+  } catch (const std::exception& error) {
+    return at::zeros({1}).fill_(
+        std::string(error.what()).find("received without a context") != std::string::npos ? 1 : 2);
+  }
+  return at::zeros({1});
+}
+
+TEST(Unrecorded, ArgumentsWithHistoryDoTooAndLeavesStayLeaves) {
+  Cluster cluster(2);
+  const auto x = ones().requires_grad_();
+  EXPECT_EQ(rpc_sync<leads_to_a_leaf_here>("worker1", x).item<double>(), 0) << "a leaf";
+  EXPECT_EQ(rpc_sync<leads_to_a_leaf_here>("worker1", x * 2).item<double>(), 1);
+  const auto parameter = rpc_sync<the_parameter>("worker1");
+  EXPECT_TRUE(parameter.is_leaf());
+  EXPECT_TRUE(parameter.requires_grad());
+  {
+    const at::NoGradGuard off;
+    EXPECT_FALSE(rpc_sync<times_parameter>("worker1", x).requires_grad());
+  }
+  Context context;
+  context.backward({(parameter * 2).sum()});
+  EXPECT_TRUE(equal_gradients(context.gradient(parameter), 2 * ones()));
 }
 
 }  // namespace

@@ -10,12 +10,6 @@ namespace stitch::testing::reference_gradients_test {
 namespace {
 
 using dist_autograd::Context;
-using dist_autograd::Mode;
-
-class ReferenceGradients : public ::testing::TestWithParam<Mode> {};
-
-INSTANTIATE_TEST_SUITE_P(Modes, ReferenceGradients, ::testing::Values(Mode::exact),
-                         [](const auto&) { return "Exact"; });
 
 Gate gate;
 at::Tensor times_parameter_beyond_the_gate(at::Tensor x) {
@@ -28,7 +22,7 @@ at::Tensor parameter_value(Cluster& cluster, int rank) {
   return parameter_of(cluster[rank]).detach();
 }
 
-TEST_P(ReferenceGradients, FlowThroughAReferenceThatStandsForAnArgument) {
+TEST(ReferenceGradients, FlowThroughAReferenceThatStandsForAnArgument) {
   Cluster cluster(3);
   const auto p0 = parameter_value(cluster, 0), p1 = parameter_value(cluster, 1),
              p2 = parameter_value(cluster, 2);
@@ -45,7 +39,7 @@ TEST_P(ReferenceGradients, FlowThroughAReferenceThatStandsForAnArgument) {
     const auto at_callee = remote<product>("worker2", there, x);
     const auto result = rpc_async<product>("worker2", at_callee, make_rref(x * own_parameter()));
     gate.open();
-    context.backward({result.get().sum()}, {.mode = GetParam()});
+    context.backward({result.get().sum()});
     // (x p1 x p2) (x p0) p2
     const auto x3 = x.detach().pow(3);
     EXPECT_TRUE(equal_gradients(context.gradient(x), 3 * x.detach().pow(2) * p0 * p1 * p2 * p2));
@@ -62,7 +56,7 @@ std::vector<at::Tensor> gradients_of(std::vector<RRef<at::Tensor>> parameters) {
   return gradients;
 }
 
-TEST_P(ReferenceGradients, FlowThroughModulesWhoseResultsStayOnTheirOwners) {
+TEST(ReferenceGradients, FlowThroughModulesWhoseResultsStayOnTheirOwners) {
   Cluster cluster(3);
   const RemoteModule<torch::nn::Linear> first("worker1", 4, 3), second("worker2", 3, 2);
   const auto x = at::rand({5, 4}).requires_grad_();
@@ -78,7 +72,7 @@ TEST_P(ReferenceGradients, FlowThroughModulesWhoseResultsStayOnTheirOwners) {
       leaves);
   Context context;
   const auto kept = second.forward_remote(first.forward_remote(x));
-  context.backward({loss_of(kept.to_here())}, {.mode = GetParam()});
+  context.backward({loss_of(kept.to_here())});
   std::vector<at::Tensor> got{context.gradient(x)};
   for (const auto& module : {first, second}) {
     for (at::Tensor& each : rpc_sync<gradients_of>(module.owner().id, module.parameters()))

@@ -211,7 +211,7 @@ TEST(Strand, PassesUndefinedGradientsOnWithoutLosingCount) {
   EXPECT_TRUE(same_gradient(world.gradient(y), y.exp().detach()));
 }
 
-// Runs another backward inside its own, as checkpointing does.
+// Differentiates inside its backward what it recomputes, as checkpointing does.
 struct Nested : torch::autograd::Function<Nested> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, at::Tensor x) {
     context->save_for_backward({x});
@@ -221,8 +221,7 @@ struct Nested : torch::autograd::Function<Nested> {
                                                  torch::autograd::variable_list grads) {
     const at::AutoGradMode on(true);
     auto x = context->get_saved_variables()[0].detach().requires_grad_();
-    x.sin().backward(grads[0]);
-    return {x.grad()};
+    return torch::autograd::grad({x.sin()}, {x}, {grads[0]});
   }
 };
 
@@ -330,46 +329,6 @@ TEST(Strand, SurvivesAGraphDeeperThanAStack) {
   const auto outcome = world.backward({.roots = {y.sum()}});
   ASSERT_FALSE(outcome.error);
   EXPECT_TRUE(same_gradient(world.gradient(x), at::ones({1}, at::kDouble)));
-}
-
-// As where there is no memory for that.
-TEST(Strand, MayBeStoppedAgainWhenASliceCouldNotBeScheduled) {
-  struct Owner final : StrandOwner {
-    void gradients_ready(RecvNode&, variable_list, const Positions&) override {}
-    void went_quiet(std::uint64_t, bool) override {}
-    void failed(Error) override {}
-    void stopped() override { ++times_stopped; }
-    int times_stopped = 0;
-  };
-  const auto x = leaf({2});
-  const auto loss = (x * 2).sum();
-  const auto plan = std::make_shared<const Plan>(
-      std::vector<torch::autograd::Edge>{torch::autograd::impl::gradient_edge(loss)},
-      std::vector<NodePtr>{}, std::nullopt);
-  for (const bool resumed : {false, true}) {
-    const auto owner = std::make_shared<Owner>();
-    bool fails = false;
-    const auto strand = std::make_shared<Strand>(
-        plan, RunFlags{}, std::make_shared<GradientStore>(),
-        [&](c10::Device, base::UniqueFunction<void()> slice) {
-          if (fails) throw std::bad_alloc();
-          slice();
-        },
-        owner);
-    strand->start();
-    fails = true;
-    if (resumed) {
-      EXPECT_THROW(strand->resume(), std::bad_alloc);
-    }
-    for (int i = 0; i < 2; ++i) EXPECT_THROW(strand->stop(), std::bad_alloc);
-    EXPECT_EQ(owner->times_stopped, 0);
-    fails = false;
-    strand->stop();
-    EXPECT_EQ(owner->times_stopped, 1);
-    strand->stop();
-    strand->resume();
-    EXPECT_EQ(owner->times_stopped, 1);
-  }
 }
 
 TEST(RecvNode, TellsTheLocalEngineThatItCannotFollow) {

@@ -55,20 +55,7 @@ class ForeignWords : public ::testing::Test {
     ASSERT_TRUE(gate.wait_for_arrival());
   }
   autograd_wire::PassHeader header() {
-    return {context->id(), {(*cluster)[0].id(), context->id().epoch, 1}, flags};
-  }
-  // The same, but the pass marks from its start: the one before it has found an unused result.
-  void start_eager() {
-    cluster.emplace(4);
-    {
-      const Context before;
-      const auto x = ones().requires_grad_();
-      const auto used = rpc_sync<times_parameter>("worker1", x);
-      rpc_sync<times_parameter>("worker1", x);
-      before.backward({used.sum()});
-    }
-    flags = autograd_wire::PassHeader::kEager;
-    begin();
+    return {context->id(), {(*cluster)[0].id(), context->id().epoch, 1}};
   }
   void expect_protocol_error(const std::string& text) {
     const auto error = error_of([&] { pass.get(); });
@@ -82,7 +69,6 @@ class ForeignWords : public ::testing::Test {
   }
   std::optional<Cluster> cluster;
   std::optional<Context> context;
-  std::uint8_t flags = 0;
   Future<void> pass;
 };
 
@@ -108,12 +94,6 @@ TEST_F(ForeignWords, QuietWhileGradientsAreInFlightEndsThePass) {
   start();
   send_as((*cluster)[0], 2, autograd_wire::kQuiet, header(), autograd_wire::OlderPasses{});
   expect_protocol_error("sent QUIET while gradients were in flight");
-}
-
-TEST_F(ForeignWords, QuietInAnEagerPassEndsIt) {
-  start_eager();
-  send_as((*cluster)[0], 2, autograd_wire::kQuiet, header(), autograd_wire::OlderPasses{});
-  expect_protocol_error("sent QUIET in a pass that does not expect it");
 }
 
 TEST_F(ForeignWords, OfOlderPassesThatAreNotTheSendersEndNone) {
@@ -199,7 +179,7 @@ TEST_F(ForeignWords, GradientsWithTensorsThatBelongToNoLinkEndThePass) {
 
 TEST_F(ForeignWords, DoneOfOneThatIsNotAskedEndsThePass) {
   start();
-  send_as((*cluster)[3], 0, autograd_wire::kDone, header(), autograd_wire::Done{});
+  send_as((*cluster)[3], 0, autograd_wire::kDone, header());
   expect_protocol_error("is done with a pass that does not wait for it");
 }
 
@@ -234,16 +214,6 @@ TEST_F(ForeignWords, APassOfThisWorkerThatItHasNotBegunIsNotOpened) {
   const WorkerScope scope((*cluster)[0]);
   context.reset();  // waits for every pass that is open here
   EXPECT_TRUE(eventually([&] { return count_on((*cluster)[0], "contexts") == 0; }));
-}
-
-TEST_F(ForeignWords, AMarkInAFastPassEndsIt) {
-  start();
-  auto fast = header();
-  fast.pass.counter = 50;
-  fast.flags = autograd_wire::PassHeader::kFast;
-  // Worker2's first link leads to worker1.
-  send_as((*cluster)[1], 2, autograd_wire::kMark, fast, autograd_wire::Mark{{1}});
-  expect_protocol_error("sent a MARK in a fast pass");
 }
 
 TEST_F(ForeignWords, FlagsThatChangeEndThePass) {
@@ -308,51 +278,6 @@ TEST(ForeignWordsFaults, ThatNameAParticipantWhichTakesNoPartEndThePass) {
       EXPECT_TRUE(refuses(cluster[1], context.id(), error.code()));
     }
     end_at_once(cluster);
-  }
-}
-
-// The root of the pass is not heard any more once it knows of the unused result.
-TEST(FastModeFaults, AParticipantWithUnusedResultsGivesOutNothingThoughTheRootNeverSaysSo) {
-  Cluster cluster(2);
-  {
-    Context context;
-    const auto used = rpc_sync<times_parameter>("worker1", ones());
-    rpc_sync<times_parameter>("worker1", ones());
-    const LoopbackFaults faults(
-        [](std::uint32_t from, std::uint32_t, std::uint64_t, const transport::Message& message) {
-          transport::Fate fate;
-          fate.drop = from == 0 && kind_of(message) == autograd_wire::kAbort;
-          return fate;
-        });
-    const auto error =
-        error_of([&] { context.backward({used.sum()}, {.mode = dist_autograd::Mode::fast}); });
-    EXPECT_TRUE(has_text(error, ErrorCode::invalid_argument, "was not used by the loss"));
-    EXPECT_EQ(error.worker(), "");
-    const auto refusal = refusal_on(cluster[1], context.id());
-    ASSERT_TRUE(refusal);
-    EXPECT_STREQ(refusal->what(), error.what()) << "before the root's own word";
-  }
-  end_at_once(cluster);
-}
-
-// A worker that was told of a context by one that is lost now asks the home for its end. The home
-// must not say that what it has yet to make has ended.
-TEST(ForeignContexts, ThatTheirHomeHasNotMadeYetHaveNotEnded) {
-  Cluster cluster(2);
-  ContextId first;
-  {
-    const Context context;
-    first = context.id();
-  }
-  for (const std::uint64_t ahead : {std::uint64_t{1}, std::uint64_t{1} << 62}) {
-    send_as(cluster[1], 0, autograd_wire::kHold,
-            autograd_wire::Hold{first.epoch, {first.counter + ahead}});
-  }
-  std::this_thread::sleep_for(50ms);
-  for (int i = 0; i < 2; ++i) {
-    const Context context;
-    context.backward({rpc_sync<times_parameter>("worker1", ones()).sum()});
-    EXPECT_TRUE(equal_gradients(gradient_on(cluster[1], context.id()), ones()));
   }
 }
 

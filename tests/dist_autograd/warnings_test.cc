@@ -7,7 +7,6 @@ namespace stitch::testing::warnings_test {
 namespace {
 
 using dist_autograd::Context;
-using dist_autograd::Mode;
 namespace torch_warnings = dist_autograd::torch_warnings;
 
 // Where warnings have no types.
@@ -54,11 +53,7 @@ std::size_t count_of(const std::string& text, const std::string& in) {
 
 using Texts = std::vector<std::string>;
 
-class WarningsOfNodes : public ::testing::TestWithParam<Mode> {};
-INSTANTIATE_TEST_SUITE_P(Modes, WarningsOfNodes, ::testing::Values(Mode::exact),
-                         [](const auto&) { return "Exact"; });
-
-TEST_P(WarningsOfNodes, ReachTheThreadThatCallsBackwardOnceAndInOrder) {
+TEST(WarningsOfNodes, ReachTheThreadThatCallsBackwardOnceAndInOrder) {
   Cluster cluster(2);
   Recorder recorder;
   const torch_warnings::WarningHandlerGuard guard(&recorder);
@@ -69,7 +64,7 @@ TEST_P(WarningsOfNodes, ReachTheThreadThatCallsBackwardOnceAndInOrder) {
     const auto before = Warns::apply(x, "before the call");
     const auto there = rpc_sync<warns_remotely>("worker1", before, "on the other worker");
     const auto loss = Warns::apply(there, "after the call").sum();
-    context.backward({loss}, {.mode = GetParam()});
+    context.backward({loss});
     EXPECT_TRUE(context.gradient(x).equal(2 * ones()));
     EXPECT_EQ(std::exchange(recorder.texts, {}), (Texts{"after the call", "before the call"}));
     EXPECT_EQ(torch_warnings::get_warning_handler(), &recorder);
@@ -79,7 +74,7 @@ TEST_P(WarningsOfNodes, ReachTheThreadThatCallsBackwardOnceAndInOrder) {
   EXPECT_EQ(count_of("the call", printed), 0u) << printed;
 }
 
-TEST_P(WarningsOfNodes, ReachItWhenThePassFails) {
+TEST(WarningsOfNodes, ReachItWhenThePassFails) {
   Cluster cluster(2);
   Recorder recorder;
   const torch_warnings::WarningHandlerGuard guard(&recorder);
@@ -87,12 +82,12 @@ TEST_P(WarningsOfNodes, ReachItWhenThePassFails) {
   Context context;
   const auto there = rpc_sync<times_parameter>("worker1", Warns::apply(x, "thrown"));
   const auto loss = Warns::apply(there, "before the error").sum();
-  const Error error = error_of([&] { context.backward({loss}, {.mode = GetParam()}); });
+  const Error error = error_of([&] { context.backward({loss}); });
   EXPECT_NE(std::string(error.what()).find("the last node throws"), std::string::npos);
   EXPECT_EQ(recorder.texts, (Texts{"before the error", "thrown"}));
 }
 
-TEST_P(WarningsOfNodes, GoToTheProcessWhenNoThreadWaits) {
+TEST(WarningsOfNodes, GoToTheProcessWhenNoThreadWaits) {
   Cluster cluster(2);
   Recorder recorder;
   const torch_warnings::WarningHandlerGuard guard(&recorder);
@@ -101,7 +96,7 @@ TEST_P(WarningsOfNodes, GoToTheProcessWhenNoThreadWaits) {
   Context context;
   const auto sent = Warns::apply(x, "of a pass not waited for");
   const auto there = rpc_sync<times_parameter>("worker1", sent);
-  context.backward_async({there.sum()}, {.mode = GetParam()}).get();
+  context.backward_async({there.sum()}).get();
   const std::string printed = ::testing::internal::GetCapturedStderr();
   EXPECT_EQ(recorder.texts, Texts{});
   EXPECT_EQ(count_of("of a pass not waited for", printed), 1u) << printed;

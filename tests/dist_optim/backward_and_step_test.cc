@@ -118,13 +118,9 @@ void expect_equal_steps(
 
 TEST(BackwardAndStep, EqualsTheTwoCallsToTheLastBit) {
   Cluster cluster(3);
-  for (const autograd::Mode mode : {autograd::Mode::exact, autograd::Mode::fast}) {
-    const autograd::Options options{.mode = mode};
-    expect_equal_steps(
-        options, [&](Model& model, const autograd::Context& context, at::Tensor loss) {
-          return backward_and_step(context, {std::move(loss)}, options, model.dense, model.sparse);
-        });
-  }
+  expect_equal_steps({}, [&](Model& model, const autograd::Context& context, at::Tensor loss) {
+    return backward_and_step(context, {std::move(loss)}, model.dense, model.sparse);
+  });
 }
 
 TEST(BackwardAndStep, EqualsThemWithoutWaitingToo) {

@@ -235,6 +235,67 @@ TEST(Checkpoint, WhatDoesNotFitIsNamed) {
       says(error_of([&] { optimizer.save("/proc/stitch-cannot-write-here"); }), "cannot be made"));
 }
 
+TEST(Checkpoint, OfAnotherOptimizerOfItsTypeIsNotOverwritten) {
+  Cluster cluster(2);
+  const Folder folder;
+  const auto parameters = named(weights_on({"worker0", "worker1"}));
+  DistributedOptimizer<Adam> a({parameters[0]}, AdamOptions(1e-3));
+  DistributedOptimizer<Adam> b({parameters[1]}, AdamOptions(1e-4));
+  a.save(folder.path());
+  EXPECT_TRUE(says(error_of([&] { b.save(folder.path()); }),
+                   "has parameter \"a\" of another optimizer: each optimizer needs a folder"));
+  a.load(folder.path());
+  a.save(folder.path());  // its own it replaces
+  DistributedOptimizer<Adam> with_more(parameters, AdamOptions(1e-3));
+  with_more.save(folder.path());
+}
+
+TEST(Checkpoint, ADamagedFileInTheFolderOfASaveIsToBeRemoved) {
+  Cluster cluster(1);
+  const Folder folder;
+  DistributedOptimizer<SGD> optimizer(named(weights_on({"worker0"})), SGDOptions(0.1));
+  fs::create_directories(folder.path());
+  overwrite(folder.path() / "gone.optimizer", "stitchos and not much more than that, to be sure");
+  EXPECT_TRUE(says(error_of([&] { optimizer.save(folder.path()); }),
+                   "to save into this folder, remove that file"));
+  fs::remove(folder.path() / "gone.optimizer");
+  optimizer.save(folder.path());
+}
+
+template <class Optimizer>
+void expect_fitting_state(const optim::OptionsOf<Optimizer>& options, const std::string& field,
+                          NamedValues state, at::IntArrayRef sizes) {
+  SCOPED_TRACE(optim::optimizer_name<Optimizer>());
+  const auto parameter = stitch::make_rref(torch::ones({3, 2}).set_requires_grad(true));
+  optim::LocalOptimizer<Optimizer> local(
+      {{"w", parameter}}, optim::options_to_values<Optimizer>(options), optim::StalePolicy::detect);
+  const auto stage = [&](const at::Tensor& tensor) {
+    state[field] = tensor;
+    local.stage("load", 0, state);
+  };
+  stage(torch::zeros(sizes));
+  for (const auto& wrong : {torch::zeros({2, 3}), torch::zeros({7}), torch::zeros({})}) {
+    const Error error = error_of([&] { stage(wrong); });
+    EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+    EXPECT_TRUE(says(error, "state has \"" + field + "\" of type Float [")) << error.what();
+  }
+  EXPECT_TRUE(says(error_of([&] { stage(torch::zeros(sizes, torch::kDouble)); }),
+                   "for a parameter of type Float [3, 2]"));
+}
+
+TEST(Checkpoint, StateOfAnotherShapeOrTypeThanItsParameterIsRefused) {
+  Cluster cluster(1);
+  const NamedValues step{{"step", std::int64_t{1}}};
+  expect_fitting_state<SGD>(SGDOptions(0.1), "momentum_buffer", {}, {3, 2});
+  expect_fitting_state<Adam>(AdamOptions(0.1), "exp_avg", step, {3, 2});
+  expect_fitting_state<torch::optim::Adagrad>(torch::optim::AdagradOptions(0.1), "sum", step,
+                                              {3, 2});
+  expect_fitting_state<torch::optim::RMSprop>(torch::optim::RMSpropOptions(0.1), "square_avg", step,
+                                              {3, 2});
+  expect_fitting_state<optim::SparseAdam>(optim::SparseAdamOptions(0.1), "exp_avg", step, {3, 2});
+  expect_fitting_state<optim::SparseAdagrad>(optim::SparseAdagradOptions(0.1), "sum", step, {3});
+}
+
 // The process dies between the renames of a second save, or before the first.
 TEST(Checkpoint, ASaveThatIsCutOffLeavesAWholeCheckpoint) {
   Cluster cluster(2);

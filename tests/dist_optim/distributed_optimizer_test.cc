@@ -161,6 +161,23 @@ TEST(DistributedOptimizer, LeavesParametersWithoutAGradientAlone) {
   EXPECT_TRUE(torch::equal(twins.holders[1].rpc_sync<&Holder::now>(), initial(1)));
 }
 
+TEST(DistributedOptimizer, AStepWithoutAnyGradientSaysSoOnce) {
+  Cluster cluster(2);
+  const auto holder = stitch::remote<Holder>("worker1", initial(0));
+  DistributedOptimizer<torch::optim::SGD> optimizer({holder.rpc_sync<&Holder::parameter>()},
+                                                    torch::optim::SGDOptions(0.1));
+  stitch::optim::detail::said_no_gradient = false;
+  ::testing::internal::CaptureStderr();
+  for (int i = 0; i < 2; ++i) {
+    const autograd::Context context;
+    EXPECT_EQ(optimizer.step(context), 0);
+  }
+  const std::string text = ::testing::internal::GetCapturedStderr();
+  const std::string said = "a step found no gradient for any of its parameters";
+  EXPECT_NE(text.find(said), std::string::npos) << text;
+  EXPECT_EQ(text.find(said), text.rfind(said)) << text;
+}
+
 // Runs on a trainer: each step in a context of its own.
 void subtract_one_each_step(RRef<Holder> holder, int steps) {
   DistributedOptimizer<SlowDescent> optimizer({holder.rpc_sync<&Holder::parameter>()},
@@ -185,33 +202,96 @@ TEST(DistributedOptimizer, StepsOfManyContextsAddUpExactly) {
       torch::equal(holder.rpc_sync<&Holder::now>(), torch::full({4}, -60.0, torch::kDouble)));
 }
 
+// A forward pass under one context, a step of another, and backward over the first: the gradient
+// that this finds, or the error.
+template <class Optimizer, class Options>
+at::Tensor gradient_after_a_step(const Options& options, stitch::optim::StalePolicy policy,
+                                 at::Tensor& stepped) {
+  const auto holder = stitch::remote<Holder>("worker1", initial(0));
+  DistributedOptimizer<Optimizer> optimizer({holder.rpc_sync<&Holder::parameter>()}, options,
+                                            policy);
+  const auto x = torch::ones_like(initial(0)).requires_grad_();
+  autograd::Context first;
+  const auto loss = holder.rpc_async<&Holder::times>(x).get().sum();
+  {
+    autograd::Context second;
+    second.backward({holder.rpc_async<&Holder::squared>().get().sum()});
+    EXPECT_EQ(optimizer.step(second), 1);
+  }
+  stepped = holder.rpc_sync<&Holder::now>();
+  first.backward({loss});
+  return first.gradient(x);  // the parameter that backward has seen
+}
+template <class Optimizer, class Options>
+void expect_that_a_step_is_detected_unless_allowed(const Options& options) {
+  SCOPED_TRACE(stitch::optim::optimizer_name<Optimizer>());
+  at::Tensor stepped;
+  const auto error = error_of([&] {
+    static_cast<void>(
+        gradient_after_a_step<Optimizer>(options, stitch::optim::StalePolicy::detect, stepped));
+  });
+  const std::string text = error.what();
+  EXPECT_NE(text.find("modified by an inplace operation"), std::string::npos) << text;
+  EXPECT_NE(text.find("An optimizer stepped it between forward and backward; StalePolicy::allow "
+                      "permits that, or return a copy"),
+            std::string::npos)
+      << text;
+  EXPECT_EQ(text.find("anomaly"), std::string::npos) << text;
+  const auto seen =
+      gradient_after_a_step<Optimizer>(options, stitch::optim::StalePolicy::allow, stepped);
+  EXPECT_TRUE(torch::equal(seen, stepped)) << "backward uses the new values";
+  EXPECT_FALSE(torch::equal(stepped, initial(0)));
+}
+
 TEST(DistributedOptimizer, AStepBetweenForwardAndBackwardIsDetectedUnlessAllowed) {
   Cluster cluster(2);
-  for (const auto policy :
-       {stitch::optim::StalePolicy::detect, stitch::optim::StalePolicy::allow}) {
-    const auto holder = stitch::remote<Holder>("worker1", initial(0));
-    DistributedOptimizer<torch::optim::SGD> optimizer({holder.rpc_sync<&Holder::parameter>()},
-                                                      torch::optim::SGDOptions(0.1), policy);
-    autograd::Context first;
-    const auto loss = holder.rpc_async<&Holder::squared>().get().sum();
-    {
-      autograd::Context second;
-      second.backward({holder.rpc_async<&Holder::squared>().get().sum()});
-      optimizer.step(second);
-    }
-    if (policy == stitch::optim::StalePolicy::allow) {
-      first.backward({loss});
-    } else {
-      try {
-        first.backward({loss});
-        ADD_FAILURE() << "the stale backward passed";
-      } catch (const stitch::Error& error) {
-        EXPECT_NE(std::string(error.what()).find("modified by an inplace operation"),
-                  std::string::npos)
-            << error.what();
-      }
-    }
+  namespace optim = stitch::optim;
+  expect_that_a_step_is_detected_unless_allowed<torch::optim::SGD>(torch::optim::SGDOptions(0.1));
+  expect_that_a_step_is_detected_unless_allowed<torch::optim::SGD>(
+      torch::optim::SGDOptions(0.1).momentum(0.9));
+  expect_that_a_step_is_detected_unless_allowed<torch::optim::Adam>(torch::optim::AdamOptions(0.1));
+  expect_that_a_step_is_detected_unless_allowed<torch::optim::AdamW>(
+      torch::optim::AdamWOptions(0.1));
+  expect_that_a_step_is_detected_unless_allowed<torch::optim::Adagrad>(
+      torch::optim::AdagradOptions(0.1));
+  expect_that_a_step_is_detected_unless_allowed<torch::optim::RMSprop>(
+      torch::optim::RMSpropOptions(0.1));
+  expect_that_a_step_is_detected_unless_allowed<optim::SparseSGD>(optim::SparseSGDOptions(0.1));
+  expect_that_a_step_is_detected_unless_allowed<optim::SparseAdagrad>(
+      optim::SparseAdagradOptions(0.1));
+  expect_that_a_step_is_detected_unless_allowed<optim::SparseAdam>(optim::SparseAdamOptions(0.1));
+  expect_that_a_step_is_detected_unless_allowed<SignDescent>(SignOptions(0.1));
+}
+
+// One tensor under two names.
+struct Tied : torch::nn::Module {
+  Tied() {
+    down = register_parameter("down", torch::full({2, 2}, 2.0));
+    bias = register_parameter("bias", torch::zeros({2}));
+    up = register_parameter("up", down);
   }
+  at::Tensor forward(at::Tensor x) { return x.mm(down).mm(up.t()) + bias; }
+  at::Tensor down, bias, up;
+};
+
+TEST(DistributedOptimizer, StepsTiedWeightsOnce) {
+  Cluster cluster(2);
+  const stitch::RemoteModule<Tied> tied("worker1");
+  const std::vector<std::string> names{"down", "bias"};
+  EXPECT_EQ(tied.parameter_names(), names);
+  EXPECT_EQ(tied.parameters().size(), 2u);
+  EXPECT_EQ(tied.named_parameters().at(0).first, "down");
+  DistributedOptimizer<torch::optim::SGD> optimizer(tied.named_parameters(),
+                                                    torch::optim::SGDOptions(0.1));
+  Tied local;
+  const auto x = torch::ones({1, 2});
+  const auto expected = torch::autograd::grad({local.forward(x).sum()}, {local.down})[0];
+  autograd::Context context;
+  context.backward({tied.forward(x).sum()});
+  EXPECT_EQ(optimizer.step(context), 2);
+  const auto state = tied.state_dict();
+  EXPECT_TRUE(torch::allclose(state.at("down"), local.down.detach() - 0.1 * expected));
+  EXPECT_TRUE(torch::equal(state.at("up"), state.at("down")));
 }
 
 TEST(DistributedOptimizer, RefusesWhatItCannotStep) {

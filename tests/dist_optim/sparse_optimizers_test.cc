@@ -164,6 +164,9 @@ TEST(SparseOptimizers, RefuseWhatHasNoRowsAndOptionsOutOfRange) {
   const auto scalar = torch::ones({}).set_requires_grad(true);
   scalar.mutable_grad() = torch::ones({});
   EXPECT_THROW(SparseSGD({scalar}, SparseSGDOptions(0.1)).step(), c10::Error);
+  const auto complex = torch::ones({4, 3}, torch::kComplexDouble).set_requires_grad(true);
+  complex.mutable_grad() = torch::ones({4, 3}, torch::kComplexDouble);
+  EXPECT_THROW(SparseAdagrad({complex}, SparseAdagradOptions(1)).step(), c10::Error);
   EXPECT_THROW(SparseSGD({weights}, SparseSGDOptions(-1)), c10::Error);
   EXPECT_THROW(SparseAdagrad({weights}, SparseAdagradOptions(1).lr_decay(-1)), c10::Error);
   EXPECT_THROW(SparseAdagrad({weights}, SparseAdagradOptions(1).initial_accumulator_value(-1)),

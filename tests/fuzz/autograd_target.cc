@@ -90,7 +90,7 @@ static bool run(Bytes input) {
         read_gradients(message);
         break;
       case wire::kDone:
-        read<wire::PassHeader, wire::Done>(message);
+        read<wire::PassHeader>(message);
         break;
       case wire::kAbort: {
         // The codes of errors that are not known become `internal`.
@@ -105,9 +105,6 @@ static bool run(Bytes input) {
       }
       case wire::kRelease:
         read<wire::Release>(message);
-        break;
-      case wire::kHold:
-        read<wire::Hold>(message);
         break;
       default:  // CLOSE_MARKING, QUIET
         read<wire::PassHeader, wire::OlderPasses>(message);
@@ -142,16 +139,16 @@ static base::Bytes frame_of(std::uint16_t kind, const Parts&... parts) {
 
 static Seeds seeds() {
   Seeds list;
-  const wire::PassHeader header{{WorkerId(0), 1, 5}, {WorkerId(1), 1, 2}, wire::PassHeader::kFast};
+  const wire::PassHeader header{
+      {WorkerId(0), 1, 5}, {WorkerId(1), 1, 2}, wire::PassHeader::kAnomaly};
   list.push_back({"mark", frame_of(wire::kMark, header, wire::Mark{{3, 4, 9}})});
   list.push_back({"ack", frame_of(wire::kAck, header, wire::Ack{2, {}, 0})});
   list.push_back({"ack-last", frame_of(wire::kAck, header, wire::Ack{1, {WorkerId(2)}, 7})});
   list.push_back({"close-marking", frame_of(wire::kCloseMarking, header, wire::OlderPasses{})});
   list.push_back({"quiet", frame_of(wire::kQuiet, header, wire::OlderPasses{{1}})});
-  list.push_back({"done", frame_of(wire::kDone, header, wire::Done{1, {"call f()"}})});
+  list.push_back({"done", frame_of(wire::kDone, header)});
   list.push_back({"abort", frame_of(wire::kAbort, header, Error(ErrorCode::timeout, "late"))});
   list.push_back({"release", frame_of(wire::kRelease, wire::Release{header.context, 4, 1})});
-  list.push_back({"hold", frame_of(wire::kHold, wire::Hold{1, {5, 6}})});
   // Undefined gradients are bits.
   wire::GradientEntry undefined;
   undefined.link = 3;

@@ -80,8 +80,10 @@ static bool run(Bytes input) {
   const bool right = (choices.byte() & 1) == 0;
   const base::Descriptor file = file_with(choices.rest(), right);
   static_cast<void>(accepts({ErrorCode::invalid_argument}, [&] {
-    const auto header = optim::read_shard_header(path_of(file));
+    optim::SavedParameter first;
+    const auto header = optim::read_shard_header(path_of(file), first);
     touch(std::as_bytes(std::span(header.owner)));
+    touch(std::as_bytes(std::span(first.name)));
   }));
   return accepts({ErrorCode::invalid_argument}, [&] {
     const Shard shard = read(path_of(file));

@@ -1,7 +1,5 @@
 /* The protocol of a pass (dist_autograd/PROTOCOL.md): 3 workers, up to 5 links, messages in any order. One process takes one step after
-   another; a step handles a message, runs a node, or lets a strand become quiet. The pass is an exact one that starts without marks, or:
-   -DEAGER    an exact one that marks from the start
-   -DFAST     a fast one
+   another; a step handles a message, runs a node, or lets a strand become quiet.
 
    A link l leads from a RecvNode on worker R[l] to a SendNode on worker S[l]. The RecvNode waits for the SendNodes of the links in D[l],
    all on R[l]; SEED stands for a root. `used` is what a root leads to.
@@ -40,14 +38,6 @@ byte expects[9]; /* at(self, peer): messages sent that are not acknowledged */
 bool fresh[W], quiet[W], context_failed[W], dead[W];
 byte not_done, has_done;
 bool begun, succeeded, crashed, aborted;
-#ifdef FAST
-bool unused; /* root: a link of a participant has got no gradient */
-#define FIRST_PHASE GRADIENTS
-#elif defined(EAGER)
-#define FIRST_PHASE MARKING
-#else
-#define FIRST_PHASE GRADIENTS
-#endif
 
 /* Links, as bits. */
 byte outbox, ran, received, killed, marked, marked_recv;
@@ -237,13 +227,7 @@ inline engage(x, by) {
 #else
 #define has_run(k) ((ran & bit(k)) != 0)
 #endif
-#ifdef EAGER
-#ifdef BROKEN_DOES_NOT_MARK_WHAT_HAS_RUN
-#define reaches(k) (!has_run(k) && (D[k] & (SEED | marked)) != 0)
-#else
-#define reaches(k) ((D[k] & (SEED | marked)) != 0)
-#endif
-#elif defined(BROKEN_MARKS_ONLY_FROM_ROOTS)
+#ifdef BROKEN_MARKS_ONLY_FROM_ROOTS
 #define reaches(k) (!has_run(k) && (D[k] & (SEED | marked)) != 0)
 #else
 #define reaches(k) (!has_run(k) && (D[k] & (SEED | marked | received)) != 0)
@@ -287,9 +271,6 @@ inline send_marks(x) {
 /* Known everywhere what the loss uses: the other SendNodes are dead. */
 inline kill_unmarked(x) {
   phase[x] = CLOSED;
-#ifdef EAGER
-  assert((sends_at(x) & received & ~marked) == 0);
-#endif
   killed = killed | (sends_at(x) & ~(marked | received));
   fresh[x] = true;
   quiet[x] = false
@@ -310,7 +291,7 @@ inline send_close(x) {
 inline send_quiet(x) {
   if
   :: participants[0] & bit(x) ->
-#if !defined(BROKEN_DOES_NOT_COUNT_QUIET) && !defined(FAST)
+#ifndef BROKEN_DOES_NOT_COUNT_QUIET
      expect_ack(0, x);
 #endif
      note(0, x);
@@ -369,30 +350,16 @@ inline advance(x) {
 #endif
      send_quiet(1);
      send_quiet(2);
-#ifdef FAST
-     not_done = participants[0];
-#ifdef BROKEN_DOES_NOT_WAIT_FOR_DONE
-     not_done = 0;
-#endif
-     unused = without_gradients(0) != 0;
-     if :: running(0) -> phase[0] = CLOSED :: else fi
-#else
      if
      :: running(0) ->
         phase[0] = MARKING;
         if :: !all_sends_resolved(0) -> send_marks(0) :: else fi
      :: else
      fi
-#endif
   :: else
   fi;
-#ifdef BROKEN_CLOSES_BEFORE_IT_HAS_BEGUN
-#define has_begun true
-#else
-#define has_begun begun
-#endif
   if
-  :: x == 0 && phase[0] == MARKING && deficit[0] == 0 && has_begun ->
+  :: x == 0 && phase[0] == MARKING && deficit[0] == 0 ->
      participants[0] = participants[0] & ~1;
 #ifdef BROKEN_FORGETS_NEWCOMERS
      not_done = participants[0] & ~has_done & ~bit(2);
@@ -405,13 +372,7 @@ inline advance(x) {
   :: else
   fi;
   if
-#ifdef FAST
-#define ends(x) (phase[x] == CLOSED && quiet[x])
-#elif defined(BROKEN_IS_DONE_WHEN_RESOLVED)
-#define ends(x) ((phase[x] == CLOSED || (x != 0 && phase[x] == MARKING && parent[x] == NONE)) && quiet[x] && all_sends_resolved(x))
-#else
 #define ends(x) (phase[x] == CLOSED && quiet[x] && all_sends_resolved(x))
-#endif
   :: ends(x) ->
      if
      :: x != 0 ->
@@ -421,12 +382,7 @@ inline advance(x) {
         :: !unreachable(x, 0) && !dead[0] -> dones = dones | bit(x)
         :: else
         fi
-#if defined(FAST) && !defined(BROKEN_SUCCEEDS_WITH_UNUSED_RESULTS)
-     :: x == 0 && not_done == 0 && unused -> fail(0)
-     :: x == 0 && not_done == 0 && !unused ->
-#else
      :: x == 0 && not_done == 0 ->
-#endif
         phase[0] = ENDED;
         succeeded = true;
         /* DONE is sound. */
@@ -461,7 +417,7 @@ inline on_gradients(k) {
   if
   :: context_failed[w] && phase[w] == ABSENT -> tell(R[k])
   :: else ->
-     meet(w, R[k], FIRST_PHASE);
+     meet(w, R[k], GRADIENTS);
      if
      :: running(w) ->
         assert(!(received & bit(k)) && !(killed & bit(k)));
@@ -477,7 +433,7 @@ inline on_gradients(k) {
            fi
         :: else
         fi;
-        assert(phase[w] == FIRST_PHASE || (marked & bit(k)) != 0); /* of an eager pass, it may be marked later */
+        assert(phase[w] == GRADIENTS || (marked & bit(k)) != 0);
         received = received | bit(k);
         fresh[w] = true;
         quiet[w] = false;
@@ -502,9 +458,7 @@ inline on_mark(k) {
      if
      :: running(w) ->
         assert(phase[w] != CLOSED);
-#ifndef EAGER
         assert(!(received & bit(k)));
-#endif
         if
         :: phase[w] == GRADIENTS ->
            assert(deficit[w] == 0 && parent[w] == NONE && owed[at(w, 0)] == 0 && owed[at(w, 1)] == 0 && owed[at(w, 2)] == 0);
@@ -528,9 +482,7 @@ inline on_quiet(x) {
   :: running(x) ->
      assert(deficit[x] == 0 || phase[x] == MARKING);
      if
-#ifdef FAST
-     :: true -> phase[x] = CLOSED
-#elif defined(BROKEN_IS_DONE_WITH_UNRESOLVED_SENDS)
+#ifdef BROKEN_IS_DONE_WITH_UNRESOLVED_SENDS
      :: true ->
         killed = killed | (sends_at(x) & ~received);
         phase[x] = CLOSED
@@ -568,9 +520,6 @@ inline on_done(x) {
   if
   :: running(0) ->
      has_done = has_done | bit(x);
-#ifdef FAST
-     if :: without_gradients(x) != 0 -> unused = true :: else fi; /* its pass has ended: it has not changed since */
-#endif
      if
      :: phase[0] == MARKING ->
 #ifndef BROKEN_DOES_NOT_COUNT_QUIET
@@ -719,9 +668,6 @@ inline drop_unread(x) {
 /* The root: its messages are counted from now on. */
 inline begin() {
   begun = true;
-#ifdef EAGER
-  if :: running(0) -> send_marks(0) :: else fi;
-#endif
   advance(0)
 }
 
@@ -795,11 +741,7 @@ inline check_rest() {
   od;
   i = 0;
   if
-#ifdef FAST
-  :: !crashed && !aborted -> assert(succeeded == (missing_of_all == 0))
-#else
   :: !crashed && !aborted -> assert(succeeded)
-#endif
   :: else
   fi;
   if
@@ -816,7 +758,7 @@ init {
     parent[0] = NONE;
     parent[1] = NONE;
     parent[2] = NONE;
-    phase[0] = FIRST_PHASE
+    phase[0] = GRADIENTS
   }
 #ifdef ANY_GRAPH
   atomic { choose_any_graph() }

@@ -72,22 +72,15 @@ std::string lifetime(std::uint64_t number) {
 }
 
 std::string pass(std::uint64_t number) {
-  using dist_autograd::PassMode;
   const dist_autograd::pass_simulation::Options kinds[] = {
       {},
-      {.mode = PassMode::fast, .all_used = true},
-      {.mode = PassMode::fast},
-      {.deaths = 1},
-      {.node_throws = true},
-      {.mode = PassMode::fast, .all_used = true, .deaths = 1},
-      {.root_aborts = true},
-      {.deaths = 2},
-      {.cuts = 1},
-      {.mode = PassMode::fast, .cuts = 1},
-      {.mode = PassMode::eager},
       {.all_used = true},
-      {.mode = PassMode::eager, .deaths = 1},
-      {.mode = PassMode::eager, .cuts = 1},
+      {.deaths = 1},
+      {.deaths = 2},
+      {.all_used = true, .deaths = 1},
+      {.node_throws = true},
+      {.cuts = 1},
+      {.root_aborts = true},
   };
   auto options = kinds[number % std::size(kinds)];
   options.workers = 2 + number / std::size(kinds) % 4;

@@ -131,9 +131,6 @@ class PassHistory : public simulation::History {
     const std::string& call(std::uint32_t) const override { return text; }
 
     void mark(std::uint32_t send, std::vector<LinkId>& reached) override { spread(send, reached); }
-    void mark_roots(std::vector<LinkId>& reached) override {
-      for (const std::size_t root : simulation.roots_) spread(root, reached);
-    }
     void mark_used(const std::vector<bool>& delivered, std::vector<LinkId>& reached) override {
       std::vector<std::size_t> waiting;
       for (const std::size_t send : own_sends) {
@@ -141,7 +138,9 @@ class PassHistory : public simulation::History {
       }
       const std::vector<bool> waits = simulation.reached_from(std::move(waiting));
       std::vector<LinkId> all;
-      if (worker == simulation.root_) mark_roots(all);
+      if (worker == simulation.root_) {
+        for (const std::size_t root : simulation.roots_) spread(root, all);
+      }
       for (const std::size_t send : own_sends) {
         if (delivered[send]) spread(send, all);
       }

@@ -12,14 +12,14 @@ stitch_mutated_copy(pass dist_autograd/pass_protocol.cc
   [[    const bool added = participants_.insert(worker).second;]] [[    if (mistake("forgets_participants")) break; @]]  # named in ACKs
   [[    if (added && is_root() &&]]
     [[    if (mistake("forgets_participants_of_the_marking") && phase_ == Phase::marking) break; @]]
-  [[    if (graph_->marked(send) || (mode_]]
-    [[    if ((graph_->marked(send) && (!mistake("kills_what_has_not_come") || delivered_[send])) || (mode_]]  # marked or not
+  [[    if (!delivered_[send] && !graph_->marked(send)) effects]]
+    [[    if (!delivered_[send] && (!graph_->marked(send) || mistake("kills_what_has_not_come"))) effects]]  # marked or not
   [[ || writing_ != 0) return;]] [[ || (writing_ != 0 && !mistake("does_not_wait_for_writes"))) return;]]  # before DONE
-  [[  if (!not_done_.empty()) return;]] [[  if (!not_done_.empty() && !mistake("does_not_wait_for_done")) return;]]  # at the root
-  [[  effects.close_marking.assign(not_done_.begin(), not_done_.end());]] [[  if (!mistake("does_not_close_the_marking")) @]]  # on workers other than the root
+  [[    if (!not_done_.empty()) return;]] [[    if (!not_done_.empty() && !mistake("does_not_wait_for_done")) return;]]  # at the root
+  [[  if (is_root()) effects.close_marking]] [[  if (is_root() && !mistake("does_not_close_the_marking")) effects.close_marking]]  # on workers other than the root
   [[  effects.quiet.assign(participants_.begin(), participants_.end());]] [[  if (!mistake("does_not_send_quiet")) @]]
-  [[  if (mode_ == PassMode::fast || missing_ == 0) {]]
-    [[  if (mode_ == PassMode::fast || missing_ == 0 || mistake("needs_no_marks")) {]]  # when QUIET comes, though SendNodes wait
+  [[  if (missing_ == 0) {]]
+    [[  if (missing_ == 0 || mistake("needs_no_marks")) {]]  # when QUIET comes, though SendNodes wait
   [[  graph_->mark_used(delivered_, reached);]]
     [[  if (!mistake("marks_nothing_when_quiet")) graph_->mark_used(delivered_, reached);]]
   [[    mark_used(effects);]] [[@ if (mistake("kills_before_marking_has_ended")) close_marking(effects);]]
@@ -42,9 +42,6 @@ stitch_mutated_copy(pass dist_autograd/pass_protocol.cc
     [[  wire::Ack ack{1 + (owed && !mistake("forgets_what_it_owes_its_parent") ? owed.mapped() : 0),]]  # besides the answer
   [[    ++posted_;]] [[    if (mistake("takes_gradients_as_processed")) continue; @]]  # when they arrive, instead of when the strand has run
   [[  quiet_ = taken == posted_;]] [[  quiet_ = taken == posted_ || mistake("takes_gradients_as_processed");]]
-  [[    if (mode_ == PassMode::fast && effects.done->unused_links != 0)]]
-    [[    if (mode_ == PassMode::fast && effects.done->unused_links != 0 && !mistake("leaves_partial_sums_readable"))]]  # fast: where links were unused, until the root tells
-  [[    if (delivered_[send]) continue;]] [[    if (delivered_[send] || mistake("reports_no_unused_links")) continue;]]  # fast
   [[    peers_.insert(to);]] [[    if (!mistake("aborts_without_telling_marked_peers")) peers_.insert(to);]]
   [[  workers.insert(participants_.begin(), participants_.end());]] [[  if (!mistake("aborts_without_telling_participants")) @]]
   [[  workers.insert(root_);]] [[  if (!mistake("aborts_without_telling_the_root")) workers.insert(root_);]]

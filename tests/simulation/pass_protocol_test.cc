@@ -21,7 +21,6 @@ class UnmarkedSends final : public PassGraph {
   WorkerId receiver(std::uint32_t) const override { return WorkerId(2); }
   const std::string& call(std::uint32_t) const override { return call_; }
   void mark(std::uint32_t, std::vector<LinkId>&) override {}
-  void mark_roots(std::vector<LinkId>&) override {}
   void mark_used(const std::vector<bool>&, std::vector<LinkId>&) override {}
   bool marked(std::uint32_t) const override { return false; }
 
@@ -32,33 +31,16 @@ class UnmarkedSends final : public PassGraph {
 
 WorkerInfo worker(std::uint32_t id) { return {"worker" + std::to_string(id), WorkerId(id), 1}; }
 
-PassProtocol protocol_of_worker1(PassMode mode, std::uint32_t sends = 1) {
-  PassProtocol protocol(WorkerId(1), WorkerId(0), mode);
+PassProtocol protocol_of_worker1(std::uint32_t sends = 1) {
+  PassProtocol protocol(WorkerId(1), WorkerId(0));
   protocol.set_graph(std::make_unique<UnmarkedSends>(sends));
   return protocol;
 }
 
-TEST(PassProtocol, AGradientForAnUnusedLinkBeforeTheMarkingClosesFailsThePass) {
-  PassProtocol protocol = protocol_of_worker1(PassMode::eager);
-  static_cast<void>(protocol.on_mark(worker(0), {}));
-  const std::array<std::uint32_t, 1> sends{0};
-  EXPECT_TRUE(protocol.on_gradients(worker(2), {}, sends).deliver);
-  const PassEffects closed = protocol.on_close_marking(worker(0));
-  ASSERT_TRUE(closed.fail);
-  EXPECT_EQ(closed.fail->code(), ErrorCode::protocol);
-  EXPECT_TRUE(closed.kill.empty()) << "the node has a gradient already";
-  // Nothing ends the pass before it is failed.
-  const PassEffects quiet = protocol.strand_quiet(1, true);
-  EXPECT_FALSE(quiet.done);
-  EXPECT_TRUE(protocol.fail());
-}
-
 TEST(PassProtocol, AnUnusedLinkWithoutAGradientIsDead) {
-  PassProtocol protocol = protocol_of_worker1(PassMode::eager);
+  PassProtocol protocol = protocol_of_worker1();
   static_cast<void>(protocol.on_mark(worker(0), {}));
-  const PassEffects closed = protocol.on_close_marking(worker(0));
-  EXPECT_FALSE(closed.fail);
-  EXPECT_EQ(closed.kill, std::vector<std::uint32_t>{0});
+  EXPECT_EQ(protocol.on_close_marking(worker(0)).kill, std::vector<std::uint32_t>{0});
   EXPECT_TRUE(protocol.strand_quiet(1, true).done);
 }
 
@@ -68,7 +50,7 @@ PassEffects deliver(PassProtocol& protocol, std::uint32_t from, std::uint32_t se
 }
 
 TEST(PassProtocol, TheAnswerToTheParentRidesOnTheLastGradients) {
-  PassProtocol protocol = protocol_of_worker1(PassMode::exact, 2);
+  PassProtocol protocol = protocol_of_worker1(2);
   EXPECT_TRUE(deliver(protocol, 2, 0).acks.empty());
   EXPECT_EQ(protocol.parent(), WorkerId(2));
   EXPECT_TRUE(deliver(protocol, 2, 1).acks.empty());
@@ -83,7 +65,7 @@ TEST(PassProtocol, TheAnswerToTheParentRidesOnTheLastGradients) {
 }
 
 TEST(PassProtocol, GradientsBeforeTheLastCarryWhatIsOwedToOthersThanTheParent) {
-  PassProtocol protocol = protocol_of_worker1(PassMode::exact, 3);
+  PassProtocol protocol = protocol_of_worker1(3);
   static_cast<void>(deliver(protocol, 2, 0));
   static_cast<void>(deliver(protocol, 3, 1));
   static_cast<void>(deliver(protocol, 3, 2));
@@ -105,7 +87,7 @@ TEST(PassProtocol, GradientsBeforeTheLastCarryWhatIsOwedToOthersThanTheParent) {
 }
 
 TEST(PassProtocol, AcksThatFindNoRideGoTogetherWhenTheStrandIsQuiet) {
-  PassProtocol protocol = protocol_of_worker1(PassMode::exact, 3);
+  PassProtocol protocol = protocol_of_worker1(3);
   static_cast<void>(deliver(protocol, 2, 0));
   static_cast<void>(deliver(protocol, 3, 1));
   static_cast<void>(deliver(protocol, 3, 2));
@@ -118,7 +100,7 @@ TEST(PassProtocol, AcksThatFindNoRideGoTogetherWhenTheStrandIsQuiet) {
 }
 
 TEST(PassProtocol, QuietAsksAWorkerThatWaitsForMarksAndKillsNothingYet) {
-  PassProtocol protocol = protocol_of_worker1(PassMode::exact, 2);
+  PassProtocol protocol = protocol_of_worker1(2);
   static_cast<void>(deliver(protocol, 2, 0));
   static_cast<void>(protocol.strand_quiet(1, false));
   const PassEffects asked = protocol.on_quiet(worker(0));
@@ -128,25 +110,20 @@ TEST(PassProtocol, QuietAsksAWorkerThatWaitsForMarksAndKillsNothingYet) {
   EXPECT_EQ(asked.acks[0].first, WorkerId(0));
   const PassEffects closed = protocol.on_close_marking(worker(0));
   EXPECT_EQ(closed.kill, std::vector<std::uint32_t>{1});
-  EXPECT_EQ(protocol.strand_quiet(2, true).done->unused_links, 1u);
+  EXPECT_TRUE(protocol.strand_quiet(2, true).done);
 }
 
-TEST(PassProtocol, AMarkInAFastPassIsRefused) {
-  PassProtocol protocol = protocol_of_worker1(PassMode::fast);
-  EXPECT_THROW(static_cast<void>(protocol.on_mark(worker(2), {{1}})), Error);
-}
-
-TEST(PassProtocol, WhatNoCorrectWorkerSendsInAnExactPassIsRefused) {
-  PassProtocol flowing = protocol_of_worker1(PassMode::exact, 2);
+TEST(PassProtocol, WhatNoCorrectWorkerSendsIsRefused) {
+  PassProtocol flowing = protocol_of_worker1(2);
   static_cast<void>(deliver(flowing, 2, 0));
   EXPECT_THROW(static_cast<void>(flowing.on_mark(worker(2), {{2}})), Error);
   EXPECT_THROW(static_cast<void>(flowing.on_quiet(worker(0))), Error);
   EXPECT_THROW(static_cast<void>(flowing.on_quiet(worker(2))), Error);
   EXPECT_THROW(static_cast<void>(flowing.on_close_marking(worker(0))), Error);
   EXPECT_THROW(static_cast<void>(deliver(flowing, 2, 0)), Error);
-  EXPECT_THROW(static_cast<void>(flowing.on_done(worker(2), {})), Error);
+  EXPECT_THROW(static_cast<void>(flowing.on_done(worker(2))), Error);
 
-  PassProtocol marking = protocol_of_worker1(PassMode::exact, 2);
+  PassProtocol marking = protocol_of_worker1(2);
   static_cast<void>(deliver(marking, 2, 0));
   static_cast<void>(marking.strand_quiet(1, false));
   static_cast<void>(marking.on_quiet(worker(0)));

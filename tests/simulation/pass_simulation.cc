@@ -15,9 +15,8 @@ namespace {
 
 bool empty(const PassEffects& effects) {
   return effects.marks.empty() && effects.acks.empty() && effects.quiet.empty() &&
-         effects.close_marking.empty() && effects.kill.empty() && !effects.fail &&
-         !effects.succeed && !effects.settled && !effects.done && !effects.partial &&
-         !effects.deliver && !effects.new_peer;
+         effects.close_marking.empty() && effects.kill.empty() && !effects.succeed &&
+         !effects.settled && !effects.done && !effects.deliver && !effects.new_peer;
 }
 
 class World final : public PassHistory {
@@ -45,7 +44,6 @@ class World final : public PassHistory {
     std::size_t from = 0, to = 0;
     wire::Mark mark{};
     wire::Ack ack{};  // with gradients: what rides on them
-    wire::Done done{};
     std::vector<std::uint32_t> sends{};
   };
   struct Task {  // effects that are decided but not performed
@@ -63,7 +61,6 @@ class World final : public PassHistory {
     bool context_failed = false;
     bool participant = false;  // the root, or it got a MARK or GRADIENTS
     bool said_done = false, failed = false;
-    bool unreadable = false;                 // its context has failed without telling others
     std::unique_ptr<PassProtocol> protocol;  // once the pass is open here
     bool removed = false;                    // the pass has been taken out of its context
     // The strand.
@@ -116,7 +113,7 @@ class World final : public PassHistory {
       if (nodes_[i].kind == NodeKind::send) ++states_[i].pending;
       for (const std::size_t target : nodes_[i].edges) ++states_[target].pending;
     }
-    worker.protocol = std::make_unique<PassProtocol>(info(at).id, info(root_).id, options_.mode);
+    worker.protocol = std::make_unique<PassProtocol>(info(at).id, info(root_).id);
     worker.protocol->set_graph(std::move(graph));
   }
 
@@ -221,7 +218,7 @@ class World final : public PassHistory {
       if (message.kind == Kind::ack) return protocol.on_ack(from, message.ack);
       if (message.kind == Kind::quiet) return protocol.on_quiet(from);
       if (message.kind == Kind::close_marking) return protocol.on_close_marking(from);
-      if (message.kind == Kind::done) return protocol.on_done(from, message.done);
+      if (message.kind == Kind::done) return protocol.on_done(from);
       return protocol.on_gradients(from, message.ack, message.sends);
     });
   }
@@ -257,21 +254,11 @@ class World final : public PassHistory {
       post(at, node, false);
     }
     if (effects.settled) check_settled();
-    if (effects.fail) {
-      const bool unused = std::any_of(nodes_.begin(), nodes_.end(), [&](const Node& node) {
-        return node.kind == NodeKind::send && workers_[node.worker].participant &&
-               !states_[static_cast<std::size_t>(&node - nodes_.data())].received;
-      });
-      if (!unused) fail("the root reports unused results, but all were used");
-      faulty_ = true;
-      abort(at);
-    }
     if (effects.succeed) {
       const bool unused = std::any_of(nodes_.begin(), nodes_.end(), [&](const Node& node) {
         return node.kind == NodeKind::send && workers_[node.worker].participant && !node.used;
       });
-      if (unused != effects.found_unused) fail("the root is wrong about unused results");
-      const bool at_once = options_.mode != PassMode::eager && !unused && !marked_;
+      const bool at_once = !unused && !marked_;
       if (settled_ != at_once) fail("the root is wrong about whether all was settled by gradients");
     }
     if (effects.succeed || effects.done) {
@@ -279,10 +266,9 @@ class World final : public PassHistory {
         return write.first == at && workers_[write.second].alive;
       });
       if (writing) fail(name(at), " is done, but its gradients have not been written");
-      workers_[at].unreadable = effects.partial.has_value();
       finish(at, true);
     }
-    if (effects.done) say_done(at, *effects.done);
+    if (effects.done) say_done(at);
     if (effects.deliver) {
       for (const std::uint32_t node : task.deliveries) {
         if (std::exchange(states_[node].received, true)) fail("a gradient is delivered twice");
@@ -298,8 +284,7 @@ class World final : public PassHistory {
     if (!std::exchange(marked_, true)) count("marked");
     for (const std::uint64_t send : mark.links) {
       if (!nodes_[send].used) fail(name(at), " marks a link that the loss does not use");
-      if (options_.mode == PassMode::exact && states_[send].received)
-        fail(name(at), " marks a link that has got its gradient");
+      if (states_[send].received) fail(name(at), " marks a link that has got its gradient");
     }
   }
   // All nodes of all participants have run, and no gradient is in flight.
@@ -314,12 +299,12 @@ class World final : public PassHistory {
         fail("all is settled, but gradients are in flight");
     }
   }
-  void say_done(std::size_t at, const wire::Done& done) {
+  void say_done(std::size_t at) {
     workers_[at].said_done = true;
     if (lost_.contains({at, root_})) {
       done_not_sent(at);
     } else {
-      send({Kind::done, at, root_, {}, {}, done});
+      send({Kind::done, at, root_});
     }
   }
   void done_not_sent(std::size_t at) {
@@ -520,7 +505,7 @@ class World final : public PassHistory {
   }
   // Whether a reader would get them there.
   bool gives_out_partial_sums(std::size_t worker) const {
-    return !workers_[worker].context_failed && !workers_[worker].unreadable && ran_partly(worker);
+    return !workers_[worker].context_failed && ran_partly(worker);
   }
   void check_rest() {
     const bool root_alive = workers_[root_].alive;
@@ -546,12 +531,8 @@ class World final : public PassHistory {
       return;
     }
     for (std::size_t i = 0; i < nodes_.size(); ++i) {
-      const Worker& worker = workers_[nodes_[i].worker];
-      if (!worker.alive) continue;
-      if (nodes_[i].used && !states_[i].ran) fail("the pass has succeeded without a node it needs");
-      if (options_.mode == PassMode::fast && nodes_[i].kind == NodeKind::send &&
-          worker.participant && !states_[i].received)
-        fail("fast mode has succeeded, but a result was not used");
+      if (workers_[nodes_[i].worker].alive && nodes_[i].used && !states_[i].ran)
+        fail("the pass has succeeded without a node it needs");
     }
   }
   [[nodiscard]] WorkerInfo info(std::size_t worker) const {

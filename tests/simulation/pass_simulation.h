@@ -3,7 +3,6 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "stitch/dist_autograd/pass_protocol.h"
 #include "tests/simulation/kernel.h"
 
 namespace stitch::dist_autograd::pass_simulation {
@@ -11,7 +10,6 @@ namespace stitch::dist_autograd::pass_simulation {
 struct Options {
   std::size_t workers = 4;
   std::size_t nodes = 20;
-  PassMode mode = PassMode::exact;
   bool all_used = false;  // every link leads from a root
   int deaths = 0;
   int cuts = 0;              // connections between two live workers that break

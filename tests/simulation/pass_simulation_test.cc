@@ -27,7 +27,7 @@ void expect_both(const simulation::Totals& totals, std::uint64_t each) {
   totals.expect_under("succeeded", totals.of - each);
 }
 
-TEST(PassSimulation, ExactPassesSucceedWhateverTheLossUses) {
+TEST(PassSimulation, SucceedsWhateverTheLossUses) {
   const auto totals = run(1'000'000, 4000, {});
   expect_success(totals);
   totals.expect_over("gradients sent", 4000);
@@ -35,33 +35,15 @@ TEST(PassSimulation, ExactPassesSucceedWhateverTheLossUses) {
   totals.expect_under("marked", 3600);
 }
 
-TEST(PassSimulation, ExactPassesSendNoMarkWhenEveryResultIsUsed) {
+TEST(PassSimulation, SendsNoMarkWhenEveryResultIsUsed) {
   const auto totals = run(1'200'000, 4000, {.all_used = true});
   expect_success(totals);
   EXPECT_EQ(totals["marked"], 0u);
   totals.expect_over("gradients sent", 4000);
 }
 
-TEST(PassSimulation, EagerPassesSucceedWhateverTheLossUses) {
-  const auto totals = run(1'400'000, 4000, {.mode = PassMode::eager});
-  expect_success(totals);
-  totals.expect_over("marked", 1000);
-}
-
-TEST(PassSimulation, FastPassesSucceedWhenEveryResultIsUsed) {
-  const auto totals = run(2'000'000, 4000, {.mode = PassMode::fast, .all_used = true});
-  expect_success(totals);
-  totals.expect_over("gradients sent", 4000);
-}
-
-TEST(PassSimulation, FastPassesEndAndReportUnusedResultsOfParticipants) {
-  const auto totals = run(3'000'000, 4000, {.mode = PassMode::fast});
-  expect_both(totals, 100);
-}
-
 TEST(PassSimulation, ManyWorkersAndNodesMakeNoDifference) {
-  for (const PassMode mode : {PassMode::exact, PassMode::eager})
-    expect_success(run(1'600'000, 1000, {.mode = mode}, true));
+  expect_success(run(1'600'000, 1000, {}, true));
   EXPECT_EQ(run(1'700'000, 1000, {.all_used = true, .self_links = 0.1}, true)["marked"], 0u);
   run(1'800'000, 1000, {.deaths = 2}, true);
   run(1'900'000, 1000, {.cuts = 2, .root_aborts = true}, true);
@@ -69,9 +51,6 @@ TEST(PassSimulation, ManyWorkersAndNodesMakeNoDifference) {
 
 TEST(PassSimulation, CallsOfAWorkerToItselfTakePart) {
   expect_success(run(4'000'000, 2000, {.self_links = 0.3}));
-  expect_success(run(4'200'000, 1000, {.mode = PassMode::eager, .self_links = 0.3}));
-  expect_success(
-      run(4'500'000, 1000, {.mode = PassMode::fast, .all_used = true, .self_links = 0.3}));
 }
 
 TEST(PassSimulation, DeathsEndThePassOnAllWorkersOrItSucceeds) {
@@ -79,44 +58,29 @@ TEST(PassSimulation, DeathsEndThePassOnAllWorkersOrItSucceeds) {
   expect_both(one, 100);
   run(5'300'000, 3000, {.deaths = 2});
   run(5'400'000, 3000, {.all_used = true, .deaths = 1});
-  run(5'500'000, 3000, {.mode = PassMode::eager, .deaths = 1});
   run(5'550'000, 2000, {.deaths = 1, .self_links = 0.3});
-  run(5'600'000, 3000, {.mode = PassMode::fast, .all_used = true, .deaths = 1});
-  run(5'900'000, 2000, {.mode = PassMode::fast, .deaths = 2});
 }
 
 TEST(PassSimulation, ABrokenConnectionEndsThePassOnBothSidesOrItSucceeds) {
   const auto one = run(9'000'000, 4000, {.cuts = 1});
   expect_both(one, 100);
-  run(9'200'000, 3000, {.mode = PassMode::eager, .cuts = 1});
   run(9'300'000, 3000, {.cuts = 3});
   run(9'400'000, 3000, {.deaths = 1, .cuts = 1});
-  run(9'500'000, 3000, {.mode = PassMode::fast, .all_used = true, .cuts = 1});
-  run(9'600'000, 3000, {.mode = PassMode::fast, .cuts = 2});
   run(9'700'000, 3000, {.cuts = 1, .node_throws = true});
   run(9'800'000, 3000, {.cuts = 1, .root_aborts = true});
 }
 
 TEST(PassSimulation, NamingOneThatTakesNoPartFailsThePassAndDoesNotHoldIt) {
-  for (const PassMode mode : {PassMode::exact, PassMode::eager, PassMode::fast}) {
-    const auto totals = run(9'850'000, 3000, {.mode = mode, .liar = true});
-    expect_both(totals, 0);
-  }
+  expect_both(run(9'850'000, 3000, {.liar = true}), 0);
 }
 
 TEST(PassSimulation, AnErrorOfANodeReachesAllParticipants) {
   expect_failure(run(6'000'000, 3000, {.node_throws = true}));
-  expect_failure(run(6'300'000, 3000, {.mode = PassMode::eager, .node_throws = true}));
-  expect_failure(
-      run(6'500'000, 3000, {.mode = PassMode::fast, .all_used = true, .node_throws = true}));
 }
 
 TEST(PassSimulation, ACancelledOrTimedOutPassEndsOnAllParticipants) {
   const auto totals = run(7'000'000, 3000, {.root_aborts = true});
   expect_both(totals, 0);
-  run(7'300'000, 3000, {.mode = PassMode::eager, .root_aborts = true});
-  run(7'500'000, 3000,
-      {.mode = PassMode::fast, .all_used = true, .deaths = 1, .root_aborts = true});
 }
 
 }  // namespace
