@@ -14,7 +14,7 @@
 namespace stitch::rref {
 namespace {
 
-using Then = base::UniqueFunction<void(const std::shared_ptr<rpc::IncomingCall>&)>;
+using Then = base::UniqueFunction<void()>;
 
 // Shared by the waits and requests that it has started. Thread contract: any thread; its lock is
 // never held across a call to anything else.
@@ -91,7 +91,7 @@ class Resolution : public std::enable_shared_from_this<Resolution> {
       call.swap(call_);
       given_.set(std::move(values_));
     }
-    std::exchange(then_, nullptr)(call);
+    std::exchange(then_, nullptr)();
   }
   void fail(const Error& error) {
     std::shared_ptr<rpc::IncomingCall> call;
@@ -104,6 +104,7 @@ class Resolution : public std::enable_shared_from_this<Resolution> {
       requests.swap(requests_);
       values.swap(values_);
     }
+    then_ = nullptr;  // it may keep the call
     call->fail(error);
     for (const std::uint64_t request : requests) call->agent().abandon_call(request);
   }
@@ -116,7 +117,7 @@ class Resolution : public std::enable_shared_from_this<Resolution> {
   std::vector<rpc::GivenArgument> values_ STITCH_GUARDED_BY(mutex_);
   std::vector<std::uint64_t> requests_ STITCH_GUARDED_BY(mutex_);      // for copies, of the agent
   std::shared_ptr<rpc::IncomingCall> call_ STITCH_GUARDED_BY(mutex_);  // null: over
-  Then then_;  // called by the thread that takes call_ when nothing is left
+  Then then_;  // belongs to the thread that takes call_
   std::optional<std::stop_callback<std::function<void()>>> on_stop_;
 };
 

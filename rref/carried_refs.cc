@@ -5,23 +5,17 @@
 
 #include "stitch/base/byte_io.h"
 #include "stitch/base/deadline.h"
-#include "stitch/base/patience.h"
 #include "stitch/rpc/agent/agent.h"
 #include "stitch/rpc/function_runner.h"
 #include "stitch/rpc/message/frame_kinds.h"
-#include "stitch/rpc/message/precedence.h"
 #include "stitch/rref/rref_agent.h"
 
 namespace stitch::rref {
 namespace {
 
-std::size_t add_section(rpc::OutMessage& message, std::uint16_t kind, const base::Bytes& bytes) {
-  return message.frame.add_section(kind, bytes.span());
+void add_section(rpc::OutMessage& message, std::uint16_t kind, const base::Bytes& bytes) {
+  message.frame.add_section(kind, bytes.span());
 }
-
-// Keys of requests to one owner.
-std::uint64_t key_of(const CallOrder& order) noexcept { return order.stream() << 1 | 1; }
-std::uint64_t key_of_own(const RRefId& id) noexcept { return id.k << 1; }
 
 CarriedBytes::Section section_of(const rpc::InMessage& message, std::uint16_t kind) {
   const auto* section = message.view.section(kind);
@@ -30,8 +24,7 @@ CarriedBytes::Section section_of(const rpc::InMessage& message, std::uint16_t ki
 
 CarriedBytes sections_of(const rpc::InMessage& message) {
   return {section_of(message, wire::kCarriedSection), section_of(message, wire::kCreateSection),
-          section_of(message, wire::kTargetSection), section_of(message, wire::kArgumentsSection),
-          section_of(message, wire::kOrderSection)};
+          section_of(message, wire::kTargetSection), section_of(message, wire::kArgumentsSection)};
 }
 
 // The name of the function that a request names; null if it is not registered.
@@ -91,27 +84,6 @@ void OutgoingRefs::leave(const std::shared_ptr<RRefAgent>& sender, rpc::OutMessa
     add_section(message, wire::kArgumentsSection,
                 encode(std::span<const ReferredArgument>(arguments_)));
   }
-  if (order_)
-    place_at_ =
-        add_section(message, wire::kOrderSection, encode(PlaceInOrder{order_->stream(), 0}));
-}
-
-void OutgoingRefs::add_precedence(rpc::Precedence& precedence) const {
-  if (order_) {
-    precedence.leads.push_back(key_of(*order_));
-    precedence.follows.push_back(key_of(*order_));
-  }
-  if (create_) precedence.leads.push_back(key_of_own(create_->id));
-  for (const CarriedRef& each : pinned_) {
-    if (each.id.owner == to_ && each.id.creator == sender_->lifetime().self() && !each.created)
-      precedence.follows.push_back(key_of_own(each.id));
-  }
-}
-
-void OutgoingRefs::on_begin(base::Bytes& frame) noexcept {
-  if (!order_) return;
-  number_ = order_->next();
-  write_number(frame.data() + place_at_, *number_);
 }
 
 void OutgoingRefs::on_sent(const std::optional<Error>& error) {
@@ -119,15 +91,11 @@ void OutgoingRefs::on_sent(const std::optional<Error>& error) {
   // stay, as all pins towards dead workers do. Most errors mean that it certainly did not.
   const bool may_have_arrived =
       !error || (error->code() == ErrorCode::disconnected && sender_ && !sender_->knows_losses());
-  if (may_have_arrived) {
-    pinned_.clear();
-    number_.reset();
-  }
+  if (may_have_arrived) pinned_.clear();
   unpin();
 }
 
-void OutgoingRefs::unpin() {
-  if (number_) order_->skip(*std::exchange(number_, std::nullopt));
+void OutgoingRefs::unpin() noexcept {
   for (const CarriedRef& carried : std::exchange(pinned_, {}))
     sender_->perform(sender_->lifetime().unpin(carried, to_));
 }
@@ -136,42 +104,29 @@ std::unique_ptr<IncomingRefs> IncomingRefs::read(const std::shared_ptr<RRefAgent
                                                  const rpc::InMessage& message) {
   const CarriedBytes sections = sections_of(message);
   if (!sections.any()) return nullptr;
-  CarriedSections carried = base::patiently([&] { return CarriedSections::read(sections); });
-  CarriedSections::List<CarriedRef>& arrived = carried.refs;
-  const std::optional<CreateRequest>& request = carried.create;
-  const std::optional<PlaceInOrder>& place = carried.place;
-  auto refs = base::patiently([&] {
-    return std::unique_ptr<IncomingRefs>(new IncomingRefs(receiver, life_of(message.from)));
-  });
+  CarriedSections carried = CarriedSections::read(sections);
+  std::unique_ptr<IncomingRefs> refs(new IncomingRefs(receiver, life_of(message.from)));
   refs->target_ = carried.target;
   refs->arguments_ = std::move(carried.arguments);
-  base::patiently([&] { refs->ids_.reserve(arrived.size()); });
-  for (const CarriedRef& each : arrived) receiver->lifetime().check(each.id);
   // Everything is read and valid; nothing has been changed before this point.
-  if (place) {
-    refs->order_ =
-        base::patiently([&] { return receiver->ordered_calls().arrive(refs->sender_, *place); });
-  }
-  for (CarriedRef& each : arrived) {
+  refs->ids_.reserve(carried.refs.size());
+  for (CarriedRef& each : carried.refs) {
     std::optional<Error> lost;
-    const bool known = receiver->knows_owner(each.id.owner);
     if (each.lost) {
       lost = receiver->lost_at(message.from, each.id.owner);
-    } else if (!known) {  // lost in this message only: other messages may come later
-      each.lost = true;
-      lost = receiver->not_known_yet(each.id.owner);
+    } else {
+      lost = receiver->why_not_owner(each.id.owner);
+      each.lost = lost.has_value();
     }
     receiver->perform(receiver->lifetime().receive(each, refs->sender_, lost));
     refs->ids_.push_back(each.id);
   }
-  if (request) {
+  if (carried.create) {
     // In a message to this worker itself, the entry exists since remote() was called.
-    if (refs->sender_ != receiver->lifetime().self() && !base::patiently([&] {
-          return receiver->lifetime().create(request->id, refs->sender_, function_of(message));
-        })) {
-      throw Error(ErrorCode::protocol, to_string(request->id) + " is requested twice");
-    }
-    refs->create_ = request;
+    if (refs->sender_ != receiver->lifetime().self() &&
+        !receiver->lifetime().create(carried.create->id, refs->sender_, function_of(message)))
+      throw Error(ErrorCode::protocol, to_string(carried.create->id) + " is requested twice");
+    refs->create_ = carried.create;
   }
   return refs;
 }
@@ -203,12 +158,9 @@ void IncomingRefs::limit_creation(const std::shared_ptr<rpc::IncomingCall>& call
     const auto late = weak.lock();
     auto* const refs = late ? late->message().find_attachment<IncomingRefs>() : nullptr;
     if (refs == nullptr) return;
-    // Before the outcome is claimed: from there on it has to be stored.
-    const Error why = base::patiently([&] {
-      const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(timeout).count();
-      return Error(ErrorCode::timeout, "creation timed out after " + std::to_string(ms) + " ms");
-    });
     if (!refs->claim_outcome()) return;  // it has just ended
+    const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(timeout).count();
+    const Error why(ErrorCode::timeout, "creation timed out after " + std::to_string(ms) + " ms");
     refs->store_failure(why);
     late->fail(why);
     // Not from a user-function thread: such handlers may occupy all of them.
@@ -220,7 +172,7 @@ void IncomingRefs::limit_creation(const std::shared_ptr<rpc::IncomingCall>& call
 void IncomingRefs::end_limit() noexcept { receiver_->time_limits().remove(limit_); }
 
 template <class MakeError>
-void IncomingRefs::end(MakeError&& if_not_created) {
+void IncomingRefs::end(MakeError&& if_not_created) noexcept {
   if (std::exchange(ended_, true)) return;
   // Every request to create ends with an outcome of its object; the first one is kept.
   if (create_ && claim_outcome()) {
@@ -230,7 +182,7 @@ void IncomingRefs::end(MakeError&& if_not_created) {
   for (const RRefId& id : ids_) receiver_->perform(receiver_->lifetime().message_done(id, sender_));
 }
 
-void IncomingRefs::store_failure(const Error& why) {
+void IncomingRefs::store_failure(const Error& why) noexcept {
   receiver_->perform(receiver_->lifetime().resolve(create_->id, nullptr, creation_failed(why)));
 }
 

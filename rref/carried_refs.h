@@ -9,13 +9,11 @@
 #include <unordered_map>
 #include <vector>
 
-#include "stitch/base/reserve.h"
+#include "stitch/base/recycler.h"
 #include "stitch/rpc/message/message.h"
-#include "stitch/rref/call_order.h"
 #include "stitch/rref/carried_sections.h"
 #include "stitch/rref/handle.h"
 #include "stitch/rref/lifetime/lifetime.h"
-#include "stitch/rref/ordered_calls.h"
 #include "stitch/rref/time_limits.h"
 #include "stitch/rref/turn_queue.h"
 
@@ -40,30 +38,21 @@ class OutgoingRefs final : public rpc::Attachment {
   void argument(std::uint32_t position, const HandlePtr& handle, std::uint64_t type) {
     arguments_.push_back({position, add(handle), type});
   }
-  // The request gets the next number of `order` when it begins.
-  void order(std::shared_ptr<CallOrder> order) { order_ = std::move(order); }
 
   // Pins every reference and writes the sections. Throws Error(invalid_argument) for a reference
   // that belongs to another worker of this process.
   void leave(const std::shared_ptr<RRefAgent>& sender, rpc::OutMessage& message,
              const WorkerInfo& to);
-  // Calls through one ordered handle begin as they were made. What refers to an object there begins
-  // after the request to create it: it would wait for that there, and take the room that it needs.
-  void add_precedence(rpc::Precedence& precedence) const override;
-  void on_begin(base::Bytes& frame) noexcept override;
   void on_sent(const std::optional<Error>& error) override;
 
  private:
-  void unpin();
+  void unpin() noexcept;
 
   std::vector<HandlePtr> handles_;
   std::unordered_map<RRefId, std::uint32_t, RRefIdHash> index_;  // of handles_, if they are many
   std::optional<CreateRequest> create_;
   std::optional<TargetRequest> target_;
   std::vector<ReferredArgument> arguments_;
-  std::shared_ptr<CallOrder> order_;
-  std::size_t place_at_ = 0;             // in the frame, of the place in order_
-  std::optional<std::uint64_t> number_;  // in order_; from on_begin() until it has been sent
   std::shared_ptr<RRefAgent> sender_;
   WorkerLife to_;
   std::vector<CarriedRef> pinned_;
@@ -78,24 +67,19 @@ class IncomingRefs final : public rpc::Attachment {
   static std::unique_ptr<IncomingRefs> read(const std::shared_ptr<RRefAgent>& receiver,
                                             const rpc::InMessage& message);
   ~IncomingRefs() override;
-  [[nodiscard]] static void* operator new(std::size_t bytes) {
-    return base::take_recycled_or_reserved(bytes);
-  }
-  static void operator delete(void* at, std::size_t bytes) noexcept {
-    base::recycle_or_give_back(at, bytes);
-  }
+  [[nodiscard]] static void* operator new(std::size_t bytes) { return base::take_recycled(bytes); }
+  static void operator delete(void* at, std::size_t bytes) noexcept { base::recycle(at, bytes); }
 
+  [[nodiscard]] const std::shared_ptr<RRefAgent>& receiver() const noexcept { return receiver_; }
   // A handle for the index-th reference. Throws Error(invalid_argument) if there is none.
   [[nodiscard]] HandlePtr handle(std::uint32_t index) const;
   [[nodiscard]] const std::optional<CreateRequest>& create() const noexcept { return create_; }
   [[nodiscard]] const std::optional<TargetRequest>& target() const noexcept { return target_; }
   [[nodiscard]] const RRefId& target_id() const { return ids_.at(target_->index); }
-  [[nodiscard]] const CarriedSections::List<ReferredArgument>& arguments() const noexcept {
+  [[nodiscard]] const std::vector<ReferredArgument>& arguments() const noexcept {
     return arguments_;
   }
   [[nodiscard]] const RRefId& id(std::uint32_t index) const { return ids_.at(index); }
-  // Its place among the requests through an ordered handle; they end when the message does.
-  [[nodiscard]] const OrderedCalls::Arrived& order() const noexcept { return order_; }
   // The turn of the request at an object whose methods run one at a time; ends with the message.
   void hold(Turn turn) { turn_ = std::move(turn); }
   // Limits the time of the creation. Called before it starts.
@@ -110,6 +94,7 @@ class IncomingRefs final : public rpc::Attachment {
   // Keeps the object that the request is about alive as long as the message exists: the answer may
   // leave while the function still runs. Called before the function is run.
   void keep(std::shared_ptr<void> object) { object_ = std::move(object); }
+  [[nodiscard]] const std::shared_ptr<void>& object() const noexcept { return object_; }
 
   void on_answer(const std::optional<Error>& error) override;
 
@@ -118,23 +103,22 @@ class IncomingRefs final : public rpc::Attachment {
       : receiver_(std::move(receiver)), sender_(sender) {}
   // `if_not_created` makes the error of a creation that has no outcome yet.
   template <class MakeError>
-  void end(MakeError&& if_not_created);
-  void store_failure(const Error& why);
+  void end(MakeError&& if_not_created) noexcept;
+  void store_failure(const Error& why) noexcept;
   [[nodiscard]] Error creation_failed(const Error& why) const;
 
   const std::shared_ptr<RRefAgent> receiver_;
   const WorkerLife sender_;
-  CarriedSections::List<RRefId> ids_;
+  std::vector<RRefId> ids_;
   std::shared_ptr<void> object_;
   std::string_view creating_;
   bool ended_ = false;
   std::atomic<bool> claimed_{false};
   std::optional<CreateRequest> create_;
   std::optional<TargetRequest> target_;
-  CarriedSections::List<ReferredArgument> arguments_;
-  TimeLimits::Limit limit_;      // of the creation
-  Turn turn_;                    // of object_
-  OrderedCalls::Arrived order_;  // ends first
+  std::vector<ReferredArgument> arguments_;
+  TimeLimits::Limit limit_;  // of the creation
+  Turn turn_;                // of object_; ends first
 };
 
 }  // namespace stitch::rref

@@ -1,6 +1,5 @@
 #include "stitch/rref/carried_sections.h"
 
-#include <cstring>
 #include <string>
 
 #include "stitch/base/byte_io.h"
@@ -12,8 +11,8 @@ enum CarriedFlags : std::uint8_t { kPinned = 1, kLost = 2, kCreated = 4 };
 
 using Section = std::span<const std::byte>;
 
-CarriedSections::List<CarriedRef> read_refs(Section section) {
-  CarriedSections::List<CarriedRef> refs;
+std::vector<CarriedRef> read_refs(Section section) {
+  std::vector<CarriedRef> refs;
   base::ByteReader in(section, "list of references");
   const auto count = in.read_count(kWireIdBytes + 9);
   for (std::uint32_t i = 0; i < count; ++i) {
@@ -54,9 +53,8 @@ TargetRequest read_target(Section section, std::size_t refs) {
   return read;
 }
 
-CarriedSections::List<ReferredArgument> read_arguments(Section section,
-                                                       const CarriedSections& carried) {
-  CarriedSections::List<ReferredArgument> arguments;
+std::vector<ReferredArgument> read_arguments(Section section, const CarriedSections& carried) {
+  std::vector<ReferredArgument> arguments;
   base::ByteReader in(section, "list of referred arguments");
   const auto count = in.read_count(16);
   for (std::uint32_t i = 0; i < count; ++i) {
@@ -84,15 +82,6 @@ CarriedSections::List<ReferredArgument> read_arguments(Section section,
   return arguments;
 }
 
-PlaceInOrder read_place(Section section) {
-  base::ByteReader in(section, "place of a request");
-  PlaceInOrder place;
-  place.stream = in.read<std::uint64_t>();
-  place.number = in.read<std::uint64_t>();
-  in.expect_end();
-  return place;
-}
-
 }  // namespace
 
 CarriedSections CarriedSections::read(const CarriedBytes& bytes) {
@@ -101,7 +90,6 @@ CarriedSections CarriedSections::read(const CarriedBytes& bytes) {
   if (bytes.create) carried.create = read_create(*bytes.create);
   if (bytes.target) carried.target = read_target(*bytes.target, carried.refs.size());
   if (bytes.arguments) carried.arguments = read_arguments(*bytes.arguments, carried);
-  if (bytes.order) carried.place = read_place(*bytes.order);
   return carried;
 }
 
@@ -144,39 +132,6 @@ base::Bytes encode(std::span<const ReferredArgument> arguments) {
     out.write(each.type);
   }
   return bytes;
-}
-
-base::Bytes encode(const PlaceInOrder& place) {
-  base::Bytes bytes;
-  base::ByteWriter out(bytes);
-  out.write(place.stream);
-  out.write(place.number);
-  return bytes;
-}
-
-void write_number(std::byte* place, std::uint64_t number) noexcept {
-  number = base::to_wire_order(number);
-  std::memcpy(place + sizeof(PlaceInOrder::stream), &number, sizeof(number));
-}
-
-std::vector<std::uint64_t> read_created(std::span<const std::byte> bytes) {
-  base::ByteReader in(bytes, "answers of creations");
-  const auto count = in.read_count(sizeof(std::uint64_t));
-  if (count > kMaxCreated)
-    throw Error(ErrorCode::protocol, "message has " + std::to_string(count) +
-                                         " answers of creations; at most " +
-                                         std::to_string(kMaxCreated));
-  std::vector<std::uint64_t> calls;
-  calls.reserve(count);
-  for (std::uint32_t i = 0; i < count; ++i) calls.push_back(in.read<std::uint64_t>());
-  in.expect_end();
-  return calls;
-}
-
-void write_created(base::Bytes& bytes, std::span<const std::uint64_t> calls) {
-  base::ByteWriter out(bytes);
-  out.write(static_cast<std::uint32_t>(calls.size()));
-  for (const std::uint64_t call : calls) out.write(call);
 }
 
 }  // namespace stitch::rref

@@ -8,8 +8,6 @@
 #include <vector>
 
 #include "stitch/base/bytes.h"
-#include "stitch/base/reserve.h"
-#include "stitch/rref/call_order.h"
 #include "stitch/rref/frame_kinds.h"
 #include "stitch/rref/lifetime/lifetime.h"
 
@@ -44,20 +42,15 @@ struct CarriedBytes {
   Section create;     // wire::kCreateSection
   Section target;     // wire::kTargetSection
   Section arguments;  // wire::kArgumentsSection
-  Section order;      // wire::kOrderSection
-  [[nodiscard]] bool any() const noexcept { return refs || create || target || arguments || order; }
+  [[nodiscard]] bool any() const noexcept { return refs || create || target || arguments; }
 };
 
 // What they say. A plain value.
 struct CarriedSections {
-  // From the reserve where there is no other memory: what has been pinned for is to be settled.
-  template <class T>
-  using List = std::vector<T, base::ReservedAllocator<T>>;
-  List<CarriedRef> refs;
+  std::vector<CarriedRef> refs;
   std::optional<CreateRequest> create;
   std::optional<TargetRequest> target;
-  List<ReferredArgument> arguments;
-  std::optional<PlaceInOrder> place;
+  std::vector<ReferredArgument> arguments;
 
   // Throws Error(protocol) if they are malformed, or contradict one another.
   [[nodiscard]] static CarriedSections read(const CarriedBytes& bytes);
@@ -68,14 +61,5 @@ struct CarriedSections {
 [[nodiscard]] base::Bytes encode(const CreateRequest& create);
 [[nodiscard]] base::Bytes encode(const TargetRequest& target);
 [[nodiscard]] base::Bytes encode(std::span<const ReferredArgument> arguments);
-[[nodiscard]] base::Bytes encode(const PlaceInOrder& place);
-// Changes the number of an encoded place. REQUIRES: `place` is where its first byte is.
-void write_number(std::byte* place, std::uint64_t number) noexcept;
-
-// Answers of creations: the numbers of the calls, at most kMaxCreated. Throws Error(protocol) if
-// they are malformed.
-inline constexpr std::uint32_t kMaxCreated = 4096;
-[[nodiscard]] std::vector<std::uint64_t> read_created(std::span<const std::byte> bytes);
-void write_created(base::Bytes& out, std::span<const std::uint64_t> calls);
 
 }  // namespace stitch::rref

@@ -5,16 +5,11 @@
 // Frame and section kinds of this layer: 0x100 to 0x10f.
 namespace stitch::rref::wire {
 
-inline constexpr std::uint16_t kLedgerFrame = 0x100;       // a ledger frame on its own
-inline constexpr std::uint16_t kOrderFrame = 0x101;        // what the owner must know of an order
-inline constexpr std::uint16_t kCreatedFrame = 0x102;      // answers of creations
+inline constexpr std::uint16_t kLedgerFrame = 0x100;       // operations on references
 inline constexpr std::uint16_t kCarriedSection = 0x100;    // the references in this message
-inline constexpr std::uint16_t kLedgerSection = 0x101;     // a ledger frame inside another message
 inline constexpr std::uint16_t kCreateSection = 0x102;     // keep this request's result under an id
 inline constexpr std::uint16_t kTargetSection = 0x103;     // the carried object a request is about
 inline constexpr std::uint16_t kArgumentsSection = 0x104;  // arguments that references stand for
-inline constexpr std::uint16_t kOrderSection = 0x105;      // this request's place in an order
-inline constexpr std::uint16_t kCreatedSection = 0x106;    // the same as the frame, in a message
 
 }  // namespace stitch::rref::wire
 

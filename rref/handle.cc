@@ -1,6 +1,5 @@
 #include "stitch/rref/handle.h"
 
-#include <new>
 #include <utility>
 
 #include "stitch/rref/rref_agent.h"
@@ -12,12 +11,7 @@ Handle::Handle(std::shared_ptr<RRefAgent> rrefs) : rrefs_(std::move(rrefs)) {}
 const WorkerInfo& Handle::owner() const { return rrefs_->known_info_of(id_.owner); }
 
 Handle::~Handle() {
-  if (!owns_) return;
-  try {
-    rrefs_->perform(rrefs_->lifetime().drop_local(id_));
-  } catch (const std::bad_alloc&) {
-    // The reserve has been used up, too: the object stays.
-  }
+  if (owns_) rrefs_->perform(rrefs_->lifetime().drop_local(id_));
 }
 
 bool Handle::is_owner() const noexcept { return id_.owner == rrefs_->lifetime().self(); }

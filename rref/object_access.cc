@@ -5,12 +5,10 @@
 
 #include "stitch/base/deadline.h"
 #include "stitch/base/demangle.h"
-#include "stitch/base/patience.h"
 #include "stitch/base/recycler.h"
 #include "stitch/rpc/agent/agent.h"
 #include "stitch/rpc/agent/incoming_call.h"
 #include "stitch/rpc/calls.h"
-#include "stitch/rref/call_order.h"
 #include "stitch/rref/carried_refs.h"
 #include "stitch/rref/object_server.h"
 #include "stitch/rref/rref_agent.h"
@@ -82,11 +80,6 @@ std::shared_ptr<rpc::Agent> require_usable(const Handle& handle, std::string_vie
   return agent;
 }
 
-std::shared_ptr<CallOrder> make_order(const Handle& handle) {
-  static_cast<void>(handle.rrefs()->require_agent());
-  return std::make_shared<CallOrder>(handle.rrefs(), handle.owner());
-}
-
 namespace {
 
 ObjectRequest begin_request(const HandlePtr& handle, TargetUse target, std::uint64_t function_id,
@@ -96,7 +89,6 @@ ObjectRequest begin_request(const HandlePtr& handle, TargetUse target, std::uint
   rpc::OutMessage message = rpc::Agent::begin_request(function_id);
   auto& refs = message.attachment<OutgoingRefs>();
   refs.target(handle, target);
-  if (use.order) refs.order(use.order);
   message.refuse_when_full = use.when_full == WhenFull::refuse;
   return {std::move(agent), &handle->owner(), std::move(message)};
 }
@@ -154,21 +146,10 @@ HandlePtr create(ObjectRequest request, const std::string& function,
                               std::allocate_shared<PendingCreation>(
                                   base::RecyclingAllocator<PendingCreation>(), rrefs, id));
   } catch (...) {  // the request has not left
-    Error why = to_error(std::current_exception());
-    try {
-      why = not_made(why, function, to);
-    } catch (const std::bad_alloc&) {
-      // Then without saying what was not made.
-    }
+    const Error why = not_made(to_error(std::current_exception()), function, to);
     rrefs->perform(id.owner == lifetime.self() ? lifetime.resolve(id, nullptr, why)
                                                : lifetime.create_not_sent(id, why));
-    try {
-      throw;
-    } catch (const Error&) {
-      throw;
-    } catch (...) {
-      throw why;
-    }
+    throw;
   }
   return handle;
 }
@@ -184,17 +165,15 @@ struct LateCreation {
 
   void report() {
     const auto alive = rrefs.lock();
-    on_timeout(base::patiently([&] {
-      const WorkerInfo owner = alive ? alive->known_info_of(id.owner) : WorkerInfo{};
-      const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(timeout).count();
-      return Error(ErrorCode::timeout, to_string(id) + " was not created by " + to_string(owner) +
-                                           " within " + std::to_string(ms) + " ms")
-          .with_worker(owner.name);
-    }));
+    const WorkerInfo owner = alive ? alive->known_info_of(id.owner) : WorkerInfo{};
+    const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(timeout).count();
+    on_timeout(Error(ErrorCode::timeout, to_string(id) + " was not created by " + to_string(owner) +
+                                             " within " + std::to_string(ms) + " ms")
+                   .with_worker(owner.name));
   }
 };
 
-// Ends a limit, also where what was to end it is dropped for want of memory.
+// Ends a limit, also where what was to end it is dropped.
 struct TakeOut {
   std::shared_ptr<RRefAgent> rrefs;
   void operator()(TimeLimits::Limit* limit) const noexcept {

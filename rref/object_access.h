@@ -26,16 +26,11 @@ class IncomingCall;
 // Thread contract: every function from any thread; only local_value() waits.
 namespace stitch::rref {
 
-class CallOrder;
-
 // How the calls through one RRef are made; shared by its copies.
 struct HandleUse {
   std::optional<std::chrono::nanoseconds> timeout;  // none: the worker's
-  std::shared_ptr<CallOrder> order;                 // null: in no order
   WhenFull when_full = WhenFull::wait;
 };
-// A new order for calls of `handle`. Throws Error(shutting_down) after shutdown.
-[[nodiscard]] std::shared_ptr<CallOrder> make_order(const Handle& handle);
 
 // ---- requests
 // A request about an object, or to create one, that is being written.

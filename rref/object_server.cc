@@ -1,7 +1,7 @@
 #include "stitch/rref/object_server.h"
 
 #include <cstdint>
-#include <new>
+#include <limits>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,7 +13,6 @@
 #include "stitch/rpc/future/current_streams.h"
 #include "stitch/rpc/future/execution_context.h"
 #include "stitch/rref/argument_resolver.h"
-#include "stitch/rref/creation_answers.h"
 #include "stitch/rref/serialized.h"
 
 namespace stitch::rref {
@@ -44,36 +43,22 @@ void send_object(const std::shared_ptr<rpc::IncomingCall>& call, const rpc::Owne
   });
 }
 
-// The call whose function this thread runs to keep its result.
-thread_local const rpc::IncomingCall* creating_here = nullptr;
-// While the outcome of a creation is stored at the end of a task: where a request for a copy of the
-// new object is put. To wake another thread for it takes longer than to serve it.
-thread_local base::UniqueFunction<void()>* served_next = nullptr;
-
-class ServedNext {
- public:
-  explicit ServedNext(bool at_end) noexcept { served_next = at_end ? &task_ : nullptr; }
-  ~ServedNext() { served_next = nullptr; }
-  void run() {
-    served_next = nullptr;
-    if (task_) task_();
-  }
-
- private:
-  base::UniqueFunction<void()> task_;
-};
+// Saturates: a peer may send a small tensor of enormous sizes.
+std::size_t elements_bytes(const at::Tensor& dense) {
+  std::size_t bytes = 0;
+  return __builtin_mul_overflow(static_cast<std::size_t>(dense.numel()), dense.itemsize(), &bytes)
+             ? std::numeric_limits<std::size_t>::max() / 4
+             : bytes;
+}
 
 // The memory that an object takes, as far as it is known from its type: itself, and the elements of
 // tensors, texts and vectors of numbers; 0 for others.
 std::size_t known_bytes(const rpc::OwnedObject& value) {
   const auto tensor_bytes = [](const at::Tensor& tensor) {
     if (!tensor.defined()) return sizeof(tensor);
-    const auto elements = [](const at::Tensor& dense) {
-      return static_cast<std::size_t>(dense.numel()) * dense.itemsize();
-    };
     if (tensor.is_sparse())
-      return sizeof(tensor) + elements(tensor._indices()) + elements(tensor._values());
-    return sizeof(tensor) + (tensor.layout() == at::kStrided ? elements(tensor) : std::size_t{0});
+      return sizeof(tensor) + elements_bytes(tensor._indices()) + elements_bytes(tensor._values());
+    return sizeof(tensor) + (tensor.layout() == at::kStrided ? elements_bytes(tensor) : 0);
   };
   const void* const at = value.object.get();
   if (*value.type == typeid(at::Tensor)) return tensor_bytes(*static_cast<const at::Tensor*>(at));
@@ -126,9 +111,8 @@ bool encodes_quickly(const rpc::OwnedObject& value) {
   constexpr std::size_t kSmallBytes = std::size_t{64} << 10;
   if (*value.type == typeid(at::Tensor)) {
     const auto& tensor = *static_cast<const at::Tensor*>(value.object.get());
-    return !tensor.defined() ||
-           (tensor.layout() == at::kStrided && tensor.device().is_cpu() &&
-            static_cast<std::size_t>(tensor.numel()) * tensor.itemsize() <= kSmallBytes);
+    return !tensor.defined() || (tensor.layout() == at::kStrided && tensor.device().is_cpu() &&
+                                 elements_bytes(tensor) <= kSmallBytes);
   }
   if (*value.type == typeid(std::string))
     return static_cast<const std::string*>(value.object.get())->size() <= kSmallBytes;
@@ -149,20 +133,55 @@ class SharedBox final : public OwnedBox {
     if (RRefAgent::destroys_here()) return;
     const auto alive = rrefs ? rrefs->agent() : nullptr;
     if (!alive) return;
-    try {
-      alive->post([last = std::move(object), last_turns = std::move(turns)]() mutable {
-        last_turns.reset();
-        last.reset();
-      });
-    } catch (const std::exception&) {
-      // Out of memory: it is destroyed here.
-    }
+    alive->post([last = std::move(object), last_turns = std::move(turns)]() mutable {
+      last_turns.reset();
+      last.reset();
+    });
   }
   SharedBox(const SharedBox&) = delete;
   SharedBox& operator=(const SharedBox&) = delete;
 
  private:
   const std::weak_ptr<RRefAgent> rrefs_;
+};
+
+std::shared_ptr<void> make_box(const std::shared_ptr<RRefAgent>& rrefs, rpc::OwnedObject value) {
+  auto box = std::make_shared<SharedBox>(rrefs);
+  static_cast<rpc::OwnedObject&>(*box) = std::move(value);
+  if (runs_one_at_a_time(*box->type)) box->turns = std::make_unique<TurnQueue>();
+  box->bytes = known_bytes(*box);  // from here on its destructor subtracts them
+  rrefs->add_bytes_known(static_cast<std::int64_t>(box->bytes));
+  return std::shared_ptr<rpc::OwnedObject>(std::move(box));
+}
+
+// A request about an object: to create one, to call a method of one, to fetch one, to wait until
+// one exists. It goes from state to state; where it has to wait, what it waits for keeps it, and no
+// thread waits. Moved, not copied. Thread contract: one thread at a time.
+class ServedRequest {
+ public:
+  ServedRequest(std::shared_ptr<rpc::IncomingCall> call, IncomingRefs& refs)
+      : call_(std::move(call)), refs_(&refs) {}
+  // Goes on until it has been answered, has to wait, or runs.
+  void advance() &&;
+
+ private:
+  // What the request needs next.
+  enum class Needs : std::uint8_t { arguments, target, turn, nothing };
+  void wait_for_arguments() &&;
+  void wait_for_target() &&;
+  void wait_for_turn() &&;
+  void answer() &&;
+  void run() &&;
+  // The function has returned `value`, the object to be created.
+  void keep(rpc::OwnedObject value) &&;
+  [[nodiscard]] bool uses(TargetUse use) const noexcept {
+    return target_ != nullptr && refs_->target()->use == use;
+  }
+
+  std::shared_ptr<rpc::IncomingCall> call_;
+  IncomingRefs* refs_;                // an attachment of the call
+  const OwnedBox* target_ = nullptr;  // the object that it is about, kept by refs_; or null
+  Needs needs_ = Needs::arguments;
 };
 
 }  // namespace
@@ -175,204 +194,137 @@ HandlePtr ObjectServer::own(rpc::OwnedObject value) const {
   // While this worker has not shut down.
   static_cast<void>(rrefs_->known_info_of(rrefs_->lifetime().self()));
   auto handle = std::make_shared<Handle>(rrefs_);
-  handle->own(
-      rrefs_->lifetime().add_object(box(std::move(value)), rpc::IncomingCall::function_here()));
+  handle->own(rrefs_->lifetime().add_object(make_box(rrefs_, std::move(value)),
+                                            rpc::IncomingCall::function_here()));
   return handle;
-}
-
-std::shared_ptr<void> ObjectServer::box(rpc::OwnedObject value) const {
-  auto box = std::make_shared<SharedBox>(rrefs_);
-  static_cast<rpc::OwnedObject&>(*box) = std::move(value);
-  if (runs_one_at_a_time(*box->type)) box->turns = std::make_unique<TurnQueue>();
-  box->bytes = known_bytes(*box);  // from here on its destructor subtracts them
-  rrefs_->add_bytes_known(static_cast<std::int64_t>(box->bytes));
-  return std::shared_ptr<rpc::OwnedObject>(std::move(box));
 }
 
 bool ObjectServer::take_over(const std::shared_ptr<rpc::IncomingCall>& call) const {
   auto* refs = call->message().find_attachment<IncomingRefs>();
   if (refs == nullptr || (!refs->create() && !refs->target() && refs->arguments().empty()))
     return false;
-  rpc::GivenArguments* given = nullptr;
-  if (!refs->arguments().empty()) {
-    // Before anything can answer the call, on another thread.
+  // Before anything can answer the call, on another thread.
+  if (!refs->arguments().empty())
     call->message().attachments.push_back(std::make_unique<rpc::GivenArguments>());
-    given = static_cast<rpc::GivenArguments*>(call->message().attachments.back().get());
-  }
   if (refs->create()) {
     if (call->function() != nullptr) refs->set_creating(call->function()->name);
     refs->limit_creation(call);
   }
-  if (given == nullptr) {
-    find_target(call, *refs);
-  } else {
-    resolve_arguments(rrefs_, call, *refs, *given,
-                      [server = *this, refs](const std::shared_ptr<rpc::IncomingCall>& resolved) {
-                        server.find_target(resolved, *refs);
-                      });
-  }
+  ServedRequest(call, *refs).advance();
   return true;
 }
 
-void ObjectServer::find_target(const std::shared_ptr<rpc::IncomingCall>& call,
-                               IncomingRefs& refs) const {
-  if (!refs.target()) {
-    take_turn(call, refs, nullptr);
-    return;
+void ServedRequest::advance() && {
+  switch (needs_) {
+    case Needs::arguments:
+      needs_ = Needs::target;
+      if (!refs_->arguments().empty()) return std::move(*this).wait_for_arguments();
+      [[fallthrough]];
+    case Needs::target:
+      needs_ = Needs::turn;
+      if (refs_->target()) return std::move(*this).wait_for_target();
+      [[fallthrough]];
+    case Needs::turn:
+      needs_ = Needs::nothing;
+      // To wait for an object's creation is not to use it.
+      if (target_ != nullptr && target_->turns && !uses(TargetUse::await))
+        return std::move(*this).wait_for_turn();
+      [[fallthrough]];
+    case Needs::nothing:
+      return std::move(*this).answer();
   }
-  Lifetime& lifetime = rrefs_->lifetime();
-  const RRefId& id = refs.target_id();
-  if (id.owner != lifetime.self() || !lifetime.owns(id)) {
-    call->fail(rrefs_->why_lost(id).value_or(
+}
+
+void ServedRequest::wait_for_arguments() && {
+  auto& given = *call_->message().find_attachment<rpc::GivenArguments>();
+  const auto call = call_;
+  const IncomingRefs& refs = *refs_;
+  resolve_arguments(refs.receiver(), call, refs, given,
+                    [request = std::move(*this)]() mutable { std::move(request).advance(); });
+}
+
+void ServedRequest::wait_for_target() && {
+  RRefAgent& rrefs = *refs_->receiver();  // kept by the agent, and that by the call
+  const RRefId id = refs_->target_id();
+  if (id.owner != rrefs.lifetime().self() || !rrefs.lifetime().owns(id)) {
+    call_->fail(rrefs.why_lost(id).value_or(
         Error(ErrorCode::disconnected,
-              to_string(id) + " is not owned by " + to_string(call->agent().self()))));
+              to_string(id) + " is not owned by " + to_string(call_->agent().self()))));
     return;
   }
-  call->note_object(id.creator.id, id.k);
+  call_->note_object(id.creator.id, id.k);
   // The message keeps the object until the call is answered.
-  rrefs_->when_created(id, [server = *this, call, refs = &refs](
-                               const std::shared_ptr<void>& object,
-                               const std::optional<Error>& failure) {
-    if (failure) {
-      call->fail(not_created(*failure));
-    } else {
-      refs->keep(object);
-      server.take_turn(call, *refs,
-                       static_cast<const OwnedBox*>(static_cast<rpc::OwnedObject*>(object.get())));
-    }
+  rrefs.when_created(id, [request = std::move(*this)](const std::shared_ptr<void>& object,
+                                                      const std::optional<Error>& failure) mutable {
+    if (failure) return request.call_->fail(not_created(*failure));
+    request.refs_->keep(object);
+    request.target_ = static_cast<const OwnedBox*>(static_cast<rpc::OwnedObject*>(object.get()));
+    std::move(request).advance();
   });
 }
 
-void ObjectServer::take_turn(const std::shared_ptr<rpc::IncomingCall>& call, IncomingRefs& refs,
-                             const OwnedBox* target) const {
-  if (refs.order().ordered()) {
-    refs.order().wait([server = *this, call, refs = &refs, target] {
-      server.take_turn_at_object(call, *refs, target);
-    });
-  } else {
-    take_turn_at_object(call, refs, target);
-  }
-}
-
-void ObjectServer::take_turn_at_object(const std::shared_ptr<rpc::IncomingCall>& call,
-                                       IncomingRefs& refs, const OwnedBox* target) const {
-  // To wait for an object's creation is not to use it.
-  if (target == nullptr || !target->turns || refs.target()->use == TargetUse::await) {
-    serve(call, refs, target);
-    return;
-  }
-  target->turns->wait([server = *this, call, refs = &refs, target] {
-    refs->hold(Turn(*target->turns));
-    server.serve(call, *refs, target);
+void ServedRequest::wait_for_turn() && {
+  const std::shared_ptr<void> object = refs_->object();  // the queue is part of it
+  TurnQueue& turns = *target_->turns;
+  turns.wait([request = std::move(*this), &turns]() mutable {
+    request.refs_->hold(Turn(turns));
+    std::move(request).advance();
   });
 }
 
-void ObjectServer::serve(const std::shared_ptr<rpc::IncomingCall>& call, const IncomingRefs& refs,
-                         const OwnedBox* target) const {
-  rpc::Agent& agent = call->agent();
-  if (target != nullptr && refs.target()->use == TargetUse::await) {
-    call->reply([](rpc::OutArchive&) {});
+void ServedRequest::answer() && {
+  rpc::Agent& agent = call_->agent();
+  if (uses(TargetUse::await)) return call_->reply();
+  if (uses(TargetUse::fetch)) {
+    // In turns each answer lets the next request begin: not on one another's stack.
+    if (!target_->turns && encodes_quickly(*target_)) return send_object(call_, *target_);
+    agent.dispatch(call_, [call = call_, target = target_] { send_object(call, *target); });
     return;
   }
-  if (target != nullptr && refs.target()->use == TargetUse::fetch) {
-    // In an order, or in turns, each answer lets the next one begin: not on one another's stack.
-    if (!refs.order().ordered() && !target->turns && encodes_quickly(*target)) {
-      send_object(call, *target);
-      return;
-    }
-    base::UniqueFunction<void()> send = [call, target] { send_object(call, *target); };
-    if (served_next != nullptr && !*served_next) {
-      *served_next = std::move(send);
-    } else {
-      agent.dispatch(call, std::move(send));
-    }
-    return;
-  }
-  const rpc::Function* function = call->function();
+  const rpc::Function* function = call_->function();
   const std::type_info* wanted = function == nullptr ? nullptr : function->object_type;
-  if (function == nullptr || (target != nullptr) != (wanted != nullptr)) {
-    call->fail(Error(ErrorCode::protocol,
-                     "the request does not name a function that fits what it is about"));
+  if (function == nullptr || (target_ != nullptr) != (wanted != nullptr)) {
+    call_->fail(Error(ErrorCode::protocol,
+                      "the request does not name a function that fits what it is about"));
     return;
   }
-  if (wanted != nullptr && *wanted != *target->type) {
-    call->fail(Error(ErrorCode::invalid_argument,
-                     "the object is of type " + base::demangle(target->type->name()) + ", not " +
-                         base::demangle(wanted->name()) + ", which the method belongs to"));
+  if (wanted != nullptr && *wanted != *target_->type) {
+    call_->fail(Error(ErrorCode::invalid_argument,
+                      "the object is of type " + base::demangle(target_->type->name()) + ", not " +
+                          base::demangle(wanted->name()) + ", which the method belongs to"));
     return;
   }
-  void* object = target == nullptr ? nullptr : target->object.get();
-  if (refs.create()) {
-    agent.dispatch(call, [server = *this, call, object] { server.serve_creation(call, object); });
-  } else {
-    agent.dispatch(call, [call, object] { call->run(object); });
-  }
+  const auto call = call_;
+  agent.dispatch(call, [request = std::move(*this)]() mutable { std::move(request).run(); });
 }
 
-void ObjectServer::serve_creation(const std::shared_ptr<rpc::IncomingCall>& call,
-                                  void* object) const {
-  const auto* const outer = std::exchange(creating_here, call.get());
-  call->run_keeping(object, [server = *this, call](rpc::OwnedObject value,
-                                                   std::exception_ptr exception) {
-    if (!exception) {
-      RRefAgent& rrefs = *server.rrefs_;
-      auto* const refs = call->message().find_attachment<IncomingRefs>();
-      auto box = server.box(std::move(value));  // what this throws is the outcome
-      if (!refs->claim_outcome()) return;       // its time has passed: the answer says so
-      refs->end_limit();
-      Effects created = rrefs.lifetime().resolve(refs->create()->id, std::move(box), std::nullopt);
-      server.announce(call, *refs, std::move(created));
-      return;
-    }
+void ServedRequest::run() && {
+  void* const object = target_ == nullptr ? nullptr : target_->object.get();
+  if (!refs_->create()) return call_->run(object);
+  const auto call = call_;
+  call->run_keeping(object, [request = std::move(*this)](rpc::OwnedObject value,
+                                                         std::exception_ptr exception) mutable {
+    if (!exception) return std::move(request).keep(std::move(value));
     try {
       std::rethrow_exception(exception);
     } catch (const rpc::CallRefused& refused) {
-      call->fail(refused);
+      request.call_->fail(refused);
     } catch (...) {
-      call->fail_in_handler(exception);  // IncomingRefs::on_answer() makes it the object's outcome
+      // IncomingRefs::on_answer() makes it the object's outcome.
+      request.call_->fail_in_handler(exception);
     }
   });
-  creating_here = outer;
 }
 
-void ObjectServer::announce(const std::shared_ptr<rpc::IncomingCall>& call, IncomingRefs& refs,
-                            Effects created) const {
-  rpc::Agent& agent = call->agent();
-  if (agent.forked()) return;  // a function that forked has returned in the child, too
-  CreationAnswers& answers = rrefs_->creation_answers();
-  const WorkerInfo& caller = call->caller();
-  const bool here = creating_here == call.get();  // the function has returned on this thread
-  // Where more is to be done, it may bring more answers; it may also take long, so this one does
-  // not wait for its end. A request for the object that waits is answered now, most often to the
-  // same worker.
-  const bool more = agent.served_calls().queued();
-  bool together = here && !call->one_way() && !rpc::ExecutionContext::current().streams &&
-                  (more || !created.run.empty() || answers.any(caller));
-  if (together) {
-    try {
-      answers.add(caller, call->id(), more);
-    } catch (const std::bad_alloc&) {
-      together = false;  // a reply of its own can fail the call, at least
-    }
-  }
-  if (together) {
-    agent.events().record("call served", caller.id.value(), caller.epoch, call->id(),
-                          call->function_name());
-    call->leave_unanswered();
-    refs.on_answer(std::nullopt);
-    call->end_held();
-  } else {
-    call->reply([](rpc::OutArchive&) {});
-  }
-  ServedNext next(here && agent.serves_here());
-  try {
-    rrefs_->perform(std::move(created));
-  } catch (...) {
-    if (together && !more) answers.flush(caller);  // no timer would send it
-    throw;
-  }
-  if (together && !more) answers.flush(caller);
-  next.run();
+void ServedRequest::keep(rpc::OwnedObject value) && {
+  RRefAgent& rrefs = *refs_->receiver();
+  auto box = make_box(refs_->receiver(), std::move(value));  // what this throws is the outcome
+  if (!refs_->claim_outcome()) return;  // its time has passed: the answer says so
+  refs_->end_limit();
+  Effects created = rrefs.lifetime().resolve(refs_->create()->id, std::move(box), std::nullopt);
+  if (call_->agent().forked()) return;  // a function that forked has returned in the child, too
+  call_->reply();
+  rrefs.perform(std::move(created));
 }
 
 }  // namespace stitch::rref

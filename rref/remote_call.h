@@ -197,7 +197,7 @@ Future<T> fetch(const rref::HandlePtr& handle, const rref::HandleUse& use) {
   try {
     constexpr const char* kName = "RRef::to_here";
     if constexpr (std::is_void_v<T> || kCopyable<T>) {
-      if (handle->is_owner() && !use.order) {
+      if (handle->is_owner()) {
         const auto agent = rref::require_usable(*handle, kName);
         Promise<T> promise;
         rref::run_when_created(*handle, [promise](const std::shared_ptr<void>& object,

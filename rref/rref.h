@@ -96,21 +96,6 @@ class [[nodiscard]] RRef {
     return copy;
   }
 
-  // The same reference; calls and fetches through it and its copies run one after the other on the
-  // owner, in the order in which they were made: each starts when the one before has ended (a
-  // coroutine: is over), with whatever outcome. One that failed, was refused or was cancelled holds
-  // up none behind it. Each call of ordered() begins an order of its own; calls through different
-  // ones, or by other workers (the order is not sent along), are not ordered. A method must not
-  // wait for a call that it makes through the same order. Throws Error(shutting_down) after
-  // shutdown.
-  [[nodiscard]] RRef ordered() const {
-    RRef copy = *this;
-    rref::HandleUse use = copy.use();
-    use.order = rref::make_order(*handle());
-    copy.use_ = std::make_shared<const rref::HandleUse>(std::move(use));
-    return copy;
-  }
-
   // A copy of the object, fetched from the owner; on the owner a copy of the object itself, without
   // a message.
   Future<T> to_here_async() const {

@@ -1,9 +1,9 @@
 #include "stitch/rref/rref_agent.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
-#include "stitch/rpc/agent/peer_flow.h"
 #include "stitch/rpc/message/frame_kinds.h"
 #include "stitch/rpc/message/life_text.h"
 #include "stitch/rref/frame_kinds.h"
@@ -34,11 +34,6 @@ WorkerInfo describe(rpc::Agent& agent, const WorkerLife& life) {
   return info;
 }
 
-// Each is a request that waits at its creator, where it takes that much of the same limit.
-std::size_t max_unmade(const Options& options) {
-  return std::max(OwnerTable::kMaxUnmade, options.max_inflight_bytes / rpc::PeerFlow::kCallBytes);
-}
-
 std::string now_in(const WorkerInfo& present) {
   return "; it is now epoch " + std::to_string(present.epoch);
 }
@@ -49,9 +44,8 @@ RRefAgent::RRefAgent(rpc::Agent& agent)
     : self_(agent.self()),
       knows_losses_(reports_losses(agent.options().transports)),
       events_(agent.shared_events()),
-      lifetime_(std::make_shared<Lifetime>(life_of(agent.self()), max_unmade(agent.options()))),
+      lifetime_(std::make_shared<Lifetime>(life_of(agent.self()))),
       ledgers_(std::make_shared<LedgerSender>(agent, lifetime_)),
-      creation_answers_(std::make_shared<CreationAnswers>(agent)),
       agent_(&agent) {
   // Called for messages of peers only: the agent and its table of peers exist then.
   lifetime_->set_world(
@@ -91,14 +85,8 @@ std::shared_ptr<rpc::Agent> RRefAgent::require_agent() const {
   return alive;
 }
 
-void RRefAgent::perform(Effects effects) {
-  for (Effects::Run& waiter : effects.run) {
-    try {
-      waiter();
-    } catch (const std::bad_alloc&) {
-      // The others are told all the same. A call that waits is answered when its waiter ends.
-    }
-  }
+void RRefAgent::perform(Effects effects) noexcept {
+  for (Effects::Run& waiter : effects.run) waiter();
   if (!effects.destroy.empty()) destroy(std::move(effects.destroy));
   ledgers_->schedule(effects);
 }
@@ -108,19 +96,15 @@ thread_local bool destroying = false;
 }  // namespace
 
 // All at once, by one thread: the one that has read why, once it has read all.
-void RRefAgent::destroy(EffectList<std::shared_ptr<void>> objects) {
+void RRefAgent::destroy(std::vector<std::shared_ptr<void>> objects) noexcept {
   const auto alive = agent();
   if (!alive) return;  // on this thread
   events_->record("objects dropped", base::EventRing::kNoPeer, 0, objects.size());
-  try {
-    alive->post_where_read([objects = std::move(objects)]() mutable {
-      destroying = true;
-      objects.clear();
-      destroying = false;
-    });
-  } catch (const std::bad_alloc&) {
-    // Dropped here: each has itself destroyed there, or here.
-  }
+  alive->post_where_read([objects = std::move(objects)]() mutable {
+    destroying = true;
+    objects.clear();
+    destroying = false;
+  });
 }
 
 // A destructor that waits reads messages meanwhile.
@@ -159,19 +143,13 @@ HandlePtr RRefAgent::adopt(const RRefId& id) {
   return handle;
 }
 
-bool RRefAgent::knows_owner(const WorkerLife& owner) {
+std::optional<Error> RRefAgent::why_not_owner(const WorkerLife& owner) const {
   const auto alive = agent();
-  if (!alive || owner == lifetime_->self()) return true;
+  if (!alive || owner == lifetime_->self()) return std::nullopt;
   const rpc::Life* present = alive->peers().life(WorkerId(owner.id));
-  if (present == nullptr || present->info().epoch < owner.epoch) return false;
-  if (present->info().epoch > owner.epoch) {
-    perform(lifetime_->peer_lost(
-        owner, life_is_over(present->info(), owner.epoch, now_in(present->info()))));
-  }
-  return true;
-}
-
-Error RRefAgent::not_known_yet(const WorkerLife& owner) const {
+  if (present != nullptr && present->info().epoch == owner.epoch) return std::nullopt;
+  if (present != nullptr && present->info().epoch > owner.epoch)
+    return life_is_over(present->info(), owner.epoch, now_in(present->info()));
   const WorkerInfo info = info_of(owner);
   return Error(ErrorCode::disconnected,
                rpc::life_text(info, rpc::LifeName::brief) + " is not known here yet")
@@ -197,12 +175,6 @@ void RRefAgent::require_alive(const WorkerInfo& peer) const {
   if (const auto lost = require_agent()->peers().lost(peer)) throw *lost;
 }
 
-void RRefAgent::add_ledger(rpc::OutMessage& message, const WorkerInfo& to) {
-  base::Bytes ledger;
-  if (lifetime_->encode_ledger(life_of(to), ledger))
-    message.frame.add_section(wire::kLedgerSection, ledger.span());
-}
-
 void RRefAgent::accept_ledger(const WorkerInfo& from, std::span<const std::byte> frame) {
   Effects effects = lifetime_->accept_ledger(life_of(from), frame);
   const auto broken = std::move(effects.broken);
@@ -210,20 +182,14 @@ void RRefAgent::accept_ledger(const WorkerInfo& from, std::span<const std::byte>
   if (broken) throw *broken;
 }
 
-void RRefAgent::on_created(const WorkerInfo& from, std::span<const std::byte> bytes) {
-  if (const auto alive = agent()) CreationAnswers::accept(*alive, from, bytes);
-}
-
 void RRefAgent::on_peer_lost(const WorkerInfo& peer, const Error& reason) {
   events_->record("references lost", peer.id.value(), peer.epoch);
   perform(lifetime_->peer_lost(life_of(peer),
                                life_is_over(peer, peer.epoch, std::string(": ") + reason.what())));
-  ordered_calls_->caller_lost(life_of(peer));
 }
 
 void RRefAgent::on_member_over(const WorkerInfo& member, const std::string& why) {
   perform(lifetime_->member_over(life_of(member), life_is_over(member, member.epoch, why)));
-  ordered_calls_->caller_lost(life_of(member));
 }
 
 void RRefAgent::on_member_joined(const WorkerInfo& joined) {
@@ -237,18 +203,15 @@ void RRefAgent::stop() {
   {
     // Handlers that still run may be in a method or use the result of local_value().
     base::MutexLock lock(mutex_);
-    std::size_t part = 0;
     for (auto* objects : {&leaving.destroy, &closing.destroy}) {
-      if (!objects->empty()) remaining_[part] = std::exchange(*objects, {});
-      ++part;
+      std::move(objects->begin(), objects->end(), std::back_inserter(remaining_));
+      objects->clear();
     }
   }
   perform(std::move(leaving));
   perform(std::move(closing));
-  ordered_calls_->close();
   time_limits_->close();
   ledgers_->stop();
-  creation_answers_->stop();
   stopped_.store(true, std::memory_order_release);
   base::MutexLock lock(mutex_);
   agent_ = nullptr;
@@ -312,13 +275,9 @@ void RRefAgent::debug_info(std::map<std::string, std::int64_t>& numbers) const {
   put("creditors", counts.held.creditors);
   put("registrations", counts.held.registrations);
   put("ledger_unsent", counts.ledger_unsent);
-  put("ledger_unacknowledged", counts.ledger_unacknowledged);
   put("ledger_frames", ledgers_->frames_sent());
   put("lives_unswept", counts.unswept);
   numbers.emplace("rref.bytes_known", bytes_known_.load());
-  const auto ordered = ordered_calls_->counts();
-  put("ordered_handles", ordered.streams);
-  put("ordered_calls_waiting", ordered.waiting);
 }
 
 }  // namespace stitch::rref

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <array>
 #include <atomic>
 #include <cstdint>
 #include <map>
@@ -13,11 +12,9 @@
 
 #include "stitch/base/mutex.h"
 #include "stitch/rpc/agent/agent.h"
-#include "stitch/rref/creation_answers.h"
 #include "stitch/rref/handle.h"
 #include "stitch/rref/ledger_sender.h"
 #include "stitch/rref/lifetime/lifetime.h"
-#include "stitch/rref/ordered_calls.h"
 #include "stitch/rref/time_limits.h"
 
 namespace stitch::rref {
@@ -43,15 +40,10 @@ class RRefAgent : public std::enable_shared_from_this<RRefAgent> {
   [[nodiscard]] std::shared_ptr<rpc::Agent> require_agent() const STITCH_EXCLUDES(mutex_);
   // Does what an event of lifetime() asked for: calls waiters on this thread, has unreferenced
   // objects destroyed on the user-function threads, schedules ledgers.
-  void perform(Effects effects);
+  void perform(Effects effects) noexcept;
   // Whether this is a user-function thread that destroys unreferenced objects.
   [[nodiscard]] static bool destroys_here() noexcept;
 
-  // The requests of ordered handles that arrive here, and the number of a new such handle here.
-  [[nodiscard]] OrderedCalls& ordered_calls() noexcept { return *ordered_calls_; }
-  [[nodiscard]] std::uint64_t new_stream() noexcept { return next_stream_.fetch_add(1); }
-
-  [[nodiscard]] CreationAnswers& creation_answers() noexcept { return *creation_answers_; }
   [[nodiscard]] TimeLimits& time_limits() noexcept { return *time_limits_; }
   // The memory of objects owned here, where it is known, has changed by so much.
   void add_bytes_known(std::int64_t bytes) noexcept { bytes_known_.fetch_add(bytes); }
@@ -69,11 +61,9 @@ class RRefAgent : public std::enable_shared_from_this<RRefAgent> {
   }
 
   // ---- the lives of peers
-  // Whether that life is, or was, a member as far as this worker has heard: a reference may come
-  // before that news. Those to objects of a former life of a worker are lost from here on (G6).
-  [[nodiscard]] bool knows_owner(const WorkerLife& owner);
-  // What is wrong with a reference to an object of a life that is not known.
-  [[nodiscard]] Error not_known_yet(const WorkerLife& owner) const;
+  // Why a reference that has come to an object of that life is lost: the life is over (G6), or is
+  // not known here yet, which loses the reference in this message only.
+  [[nodiscard]] std::optional<Error> why_not_owner(const WorkerLife& owner) const;
   // Whether a message whose connection broke certainly did not arrive: with stitch's own transports
   // it was not written completely. TensorPipe reports the end of a message some time after the peer
   // received it, or never.
@@ -88,12 +78,8 @@ class RRefAgent : public std::enable_shared_from_this<RRefAgent> {
   void require_alive(const WorkerInfo& peer) const;
 
   // ---- from the extension
-  // Appends the ledger frame that is due to a peer, if any, to a message that leaves for it.
-  void add_ledger(rpc::OutMessage& message, const WorkerInfo& to);
   // Throws Error(protocol) if the frame is malformed or breaks the rules.
   void accept_ledger(const WorkerInfo& from, std::span<const std::byte> frame);
-  // Answers of creations have arrived. Throws Error(protocol) if they are malformed.
-  void on_created(const WorkerInfo& from, std::span<const std::byte> bytes);
   void on_peer_lost(const WorkerInfo& peer, const Error& reason);
   // That life of a worker is over for the whole world.
   void on_member_over(const WorkerInfo& member, const std::string& why);
@@ -113,17 +99,14 @@ class RRefAgent : public std::enable_shared_from_this<RRefAgent> {
       STITCH_EXCLUDES(infos_mutex_);
 
  private:
-  void destroy(EffectList<std::shared_ptr<void>> objects);
+  void destroy(std::vector<std::shared_ptr<void>> objects) noexcept;
 
   const WorkerInfo self_;
   const bool knows_losses_;
   const std::shared_ptr<base::EventRing> events_;
   const std::shared_ptr<Lifetime> lifetime_;
   const std::shared_ptr<LedgerSender> ledgers_;
-  const std::shared_ptr<CreationAnswers> creation_answers_;
   const std::shared_ptr<TimeLimits> time_limits_ = std::make_shared<TimeLimits>();
-  const std::shared_ptr<OrderedCalls> ordered_calls_ = std::make_shared<OrderedCalls>();
-  std::atomic<std::uint64_t> next_stream_{0};
   std::atomic<std::int64_t> bytes_known_{0};
   mutable base::Mutex mutex_;
   rpc::Agent* agent_ STITCH_GUARDED_BY(mutex_);  // null after stop()
@@ -132,7 +115,7 @@ class RRefAgent : public std::enable_shared_from_this<RRefAgent> {
   mutable std::atomic<bool> agent_known_{false};
   std::atomic<bool> stopped_{false};
   // Objects that still existed at stop().
-  std::array<EffectList<std::shared_ptr<void>>, 2> remaining_ STITCH_GUARDED_BY(mutex_);
+  std::vector<std::shared_ptr<void>> remaining_ STITCH_GUARDED_BY(mutex_);
   mutable base::Mutex infos_mutex_;
   using Infos = std::unordered_map<WorkerLife, WorkerInfo, WorkerLifeHash>;
   mutable Infos infos_ STITCH_GUARDED_BY(infos_mutex_);

@@ -1,14 +1,11 @@
 #include "stitch/rref/rref_extension.h"
 
 #include <algorithm>
-#include <exception>
 #include <map>
-#include <new>
 #include <string>
 #include <utility>
 
 #include "stitch/base/deadline.h"
-#include "stitch/base/patience.h"
 #include "stitch/rpc/agent/agent.h"
 #include "stitch/rpc/message/frame_kinds.h"
 #include "stitch/rref/carried_refs.h"
@@ -28,19 +25,6 @@ class RRefExtension final : public rpc::Extension {
                               if (const auto alive = weak.lock())
                                 alive->accept_ledger(message.from, message.view.body());
                             });
-    agent.set_frame_handler(
-        wire::kOrderFrame, [weak = std::weak_ptr(rrefs)](rpc::InMessage message) {
-          const auto alive = weak.lock();
-          if (!alive) return;
-          base::patiently([&] {  // it is not sent again
-            alive->ordered_calls().on_frame(life_of(message.from), message.view.body());
-          });
-        });
-    agent.set_frame_handler(wire::kCreatedFrame,
-                            [weak = std::weak_ptr(rrefs)](rpc::InMessage message) {
-                              if (const auto alive = weak.lock())
-                                alive->on_created(message.from, message.view.body());
-                            });
   }
   ~RRefExtension() override {
     rrefs->stop();
@@ -49,29 +33,10 @@ class RRefExtension final : public rpc::Extension {
 
   void on_send(rpc::OutMessage& message, const WorkerInfo& to) override {
     if (auto* refs = message.find_attachment<OutgoingRefs>()) refs->leave(rrefs, message, to);
-    rrefs->creation_answers().ride(message, to);
-    rrefs->add_ledger(message, to);
   }
   void on_receive(rpc::InMessage& message) override {
-    // It is not sent again: a part that finds no memory fails the message, not the other parts.
-    std::exception_ptr failed;
-    const auto take = [&](auto&& part) {
-      try {
-        part();
-      } catch (const std::bad_alloc&) {
-        failed = std::current_exception();
-      }
-    };
-    // References before the ledger: the ledger may drop what keeps their objects alive.
-    take([&] {
-      if (auto refs = IncomingRefs::read(rrefs, message))
-        message.attachments.push_back(std::move(refs));
-    });
-    if (const auto* ledger = message.view.section(wire::kLedgerSection))
-      take([&] { rrefs->accept_ledger(message.from, ledger->bytes); });
-    if (const auto* created = message.view.section(wire::kCreatedSection))
-      take([&] { rrefs->on_created(message.from, created->bytes); });
-    if (failed) std::rethrow_exception(failed);
+    if (auto refs = IncomingRefs::read(rrefs, message))
+      message.attachments.push_back(std::move(refs));
   }
   void on_decode(rpc::InMessage& message, rpc::ExecutionContext& context) override {
     const auto* refs = message.find_attachment<IncomingRefs>();
@@ -93,7 +58,6 @@ class RRefExtension final : public rpc::Extension {
     rrefs->on_member_over(left, ": it has left");
   }
   void on_member_joined(const WorkerInfo& joined) override { rrefs->on_member_joined(joined); }
-  [[nodiscard]] std::size_t active() override { return rrefs->creation_answers().waiting(); }
   void stop() override { rrefs->stop(); }
   void on_all_ended() override { rrefs->destroy_remaining(); }
   void report(rpc::Page page, rpc::Report& report) override {

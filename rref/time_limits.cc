@@ -5,21 +5,13 @@
 namespace stitch::rref {
 
 void TimeLimits::add(Limit& limit, Time deadline, base::EventLoop& loop) {
-  Time before;
   {
     const base::MutexLock lock(mutex_);
     heap_.add(limit, deadline);
     if (deadline >= next_) return;
-    before = std::exchange(next_, deadline);
+    next_ = deadline;
   }
-  try {
-    set_timer(deadline, loop);
-  } catch (...) {
-    const base::MutexLock lock(mutex_);
-    heap_.remove(limit);
-    if (next_ == deadline) next_ = before;  // whose timer is there
-    throw;
-  }
+  set_timer(deadline, loop);
 }
 
 // The timer runs on the loop, which exists then.
@@ -62,14 +54,7 @@ void TimeLimits::expire(Time when, base::EventLoop& loop) {
       }
     }
     if (!passed) {
-      if (next == Time::max()) return;
-      try {
-        set_timer(next, loop);
-      } catch (...) {
-        const base::MutexLock lock(mutex_);
-        if (next_ == next) next_ = when;  // the timer that runs now runs again
-        throw;
-      }
+      if (next != Time::max()) set_timer(next, loop);
       return;
     }
     passed();

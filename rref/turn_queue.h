@@ -38,11 +38,7 @@ class TurnQueue {
       waiting_.pop_front();
       taken_ = true;
       mutex_.unlock();
-      try {
-        start();
-      } catch (...) {
-        // Out of memory: what was started is dropped, and ends its turn.
-      }
+      start();
       start = nullptr;
       mutex_.lock();
     }

@@ -62,19 +62,13 @@ void HolderTable::unpin(const RRefId& id, TableEffects& effects) {
   erase_if_unused(found, effects);
 }
 
-void HolderTable::receive(const RRefId& id, const Arrival& arrival, bool still_registered,
+void HolderTable::receive(const RRefId& id, const Arrival& arrival,
                           const std::optional<Error>& lost, TableEffects& effects) {
   const auto [found, fresh] = holds_.try_emplace(id);
   Hold& hold = found->second;
-  if (fresh) {
-    if (lost) {
-      hold.state = State::lost;
-      hold.set_error(lost);
-    } else if (still_registered) {
-      hold.state = State::registered;
-    } else {
-      borrowed_.insert(id);
-    }
+  if (fresh && lost) {
+    hold.state = State::lost;
+    hold.set_error(lost);
   }
   ++hold.local;
   ++hold.arriving;
@@ -103,7 +97,7 @@ void HolderTable::message_done(const RRefId& id, TableEffects& effects) {
 }
 
 void HolderTable::register_kept(TableEffects& effects) {
-  const EffectList<RRefId> kept(kept_.begin(), kept_.end());
+  const std::vector<RRefId> kept(kept_.begin(), kept_.end());
   for (const RRefId& id : kept) {
     Hold& hold = at(id);
     if (hold.arriving > 0) {  // decided when the last of its messages is done
@@ -116,16 +110,6 @@ void HolderTable::register_kept(TableEffects& effects) {
     }
   }
   effects.kept = effects.kept || !kept_.empty();
-}
-
-void HolderTable::tick(TableEffects& effects) {
-  EffectList<RRefId> due;
-  for (const RRefId& id : borrowed_) {
-    Hold& hold = at(id);
-    if (hold.old) due.push_back(id);
-    hold.old = true;
-  }
-  for (const RRefId& id : due) start_registering(id, at(id), effects);
 }
 
 void HolderTable::registered(const RRefId& id, TableEffects& effects) {
@@ -142,9 +126,9 @@ void HolderTable::owner_lost(const WorkerLife& owner, const Error& why, TableEff
   }
 }
 
-void HolderTable::deleted(const RRefId& id, const Error& why, TableEffects& effects) {
+void HolderTable::gone(const RRefId& id, const Error& why, TableEffects& effects) {
   const auto found = holds_.find(id);
-  if (found != holds_.end() && found->second.state != State::lost) lose(found, why, effects);
+  if (found != holds_.end() && found->second.state == State::registering) lose(found, why, effects);
 }
 
 void HolderTable::owner_over(const WorkerLife& owner, TableEffects& effects) {
@@ -154,14 +138,12 @@ void HolderTable::owner_over(const WorkerLife& owner, TableEffects& effects) {
 }
 
 void HolderTable::register_borrowed_from(const WorkerLife& lender, TableEffects& effects) {
-  EffectList<RRefId> due;
-  for (const RRefId& id : borrowed_) {
-    const Hold& hold = at(id);
-    if (hold.rare && std::any_of(hold.rare->creditors.begin(), hold.rare->creditors.end(),
-                                 [&](const Creditor& each) { return each.sender == lender; }))
-      due.push_back(id);
+  for (auto& [id, hold] : holds_) {
+    if (hold.state == State::borrowed && hold.rare &&
+        std::any_of(hold.rare->creditors.begin(), hold.rare->creditors.end(),
+                    [&](const Creditor& each) { return each.sender == lender; }))
+      start_registering(id, hold, effects);
   }
-  for (const RRefId& id : due) start_registering(id, at(id), effects);
 }
 
 void HolderTable::drop_all_handles(TableEffects& effects) {
@@ -224,11 +206,6 @@ void HolderTable::settle(Hold& hold, TableEffects& effects) {
   }
 }
 
-void HolderTable::no_longer_borrowed(const RRefId& id) {
-  borrowed_.erase(id);
-  kept_.erase(id);
-}
-
 void HolderTable::release_waiters(Hold& hold, TableEffects& effects) {
   if (!hold.rare) return;
   for (Waiter& waiter : std::exchange(hold.rare->waiters, {}))
@@ -236,14 +213,14 @@ void HolderTable::release_waiters(Hold& hold, TableEffects& effects) {
 }
 
 void HolderTable::start_registering(const RRefId& id, Hold& hold, TableEffects& effects) {
-  no_longer_borrowed(id);
+  kept_.erase(id);
   hold.state = State::registering;
   ++registrations_;
   effects.ops.push_back({id.owner, LedgerOp::make_reg(id)});
   // Tokens of the owner itself are settled in the same ledger, behind the REG: the order of the
   // ledger is enough, no acknowledgement is needed.
   if (!hold.rare) return;
-  EffectList<Creditor> others;
+  std::vector<Creditor> others;
   for (const Creditor& creditor : std::exchange(hold.rare->creditors, {})) {
     if (creditor.sender == id.owner) {
       effects.ops.push_back({creditor.sender, LedgerOp::make_settle(creditor.token)});
@@ -264,7 +241,7 @@ void HolderTable::become_registered(Map::iterator at, TableEffects& effects) {
 
 void HolderTable::lose(Map::iterator at, const Error& why, TableEffects& effects) {
   Hold& hold = at->second;
-  no_longer_borrowed(at->first);
+  kept_.erase(at->first);
   hold.state = State::lost;
   hold.set_error(why);
   // Nothing here needs the object any more, but what was lent on from here may.
@@ -282,7 +259,7 @@ void HolderTable::erase_if_unused(Map::iterator at, TableEffects& effects) {
       return;  // the answer decides
     case State::borrowed:
       settle(hold, effects);
-      no_longer_borrowed(at->first);
+      kept_.erase(at->first);
       break;
     case State::registered:
       effects.ops.push_back({at->first.owner, LedgerOp::make_drop(at->first)});

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "stitch/base/error.h"
-#include "stitch/base/reserve.h"
+#include "stitch/base/recycler.h"
 #include "stitch/rref/lifetime/effects.h"
 #include "stitch/rref/lifetime/rref_id.h"
 
@@ -80,10 +80,9 @@ class HolderTable {
   void unpin(const RRefId& id, TableEffects& effects);
 
   // It arrived in a message: adds a local reference, which the message holds until message_done().
-  // `still_registered`: a DROP of it was withdrawn, so the owner still counts this worker.
   // `lost`: why the reference is lost, if it is.
-  void receive(const RRefId& id, const Arrival& arrival, bool still_registered,
-               const std::optional<Error>& lost, TableEffects& effects);
+  void receive(const RRefId& id, const Arrival& arrival, const std::optional<Error>& lost,
+               TableEffects& effects);
   // The message has been processed: drops its reference. A Hold that is still in use is kept, and
   // register_kept() registers it if that lasts, unless other messages that carried it are still
   // being processed.
@@ -92,16 +91,13 @@ class HolderTable {
   // after Effects::kept: a reference that is in use only shortly after its message (a result on its
   // way back) costs no message to the owner.
   void register_kept(TableEffects& effects);
-  // To be called periodically: registers what was borrowed before the previous tick, which breaks
-  // borrow cycles (G5).
-  void tick(TableEffects& effects);
-  // The ledger reports that the owner has applied the REG.
+  // The owner's answer to REG: this worker is a holder.
   void registered(const RRefId& id, TableEffects& effects);
   // That life of the owner cannot be reached any more: its Holds are lost. Those that others
   // borrowed from (pins) keep what they were lent, because the owner may go on for others.
   void owner_lost(const WorkerLife& owner, const Error& why, TableEffects& effects);
-  // The owner had deleted the object when this worker's REG came.
-  void deleted(const RRefId& id, const Error& why, TableEffects& effects);
+  // The owner's other answer to REG: there is no such object.
+  void gone(const RRefId& id, const Error& why, TableEffects& effects);
   // That life of the owner is over, after owner_lost(): nothing is left to protect.
   void owner_over(const WorkerLife& owner, TableEffects& effects);
   // That life is over: registers what was borrowed from it.
@@ -122,8 +118,6 @@ class HolderTable {
   [[nodiscard]] bool contains(const RRefId& id) const { return holds_.contains(id); }
   // Whether it is known to have been created. REQUIRES: contains(id).
   [[nodiscard]] bool created(const RRefId& id) const { return holds_.at(id).created; }
-  // The number of Holds in State::borrowed.
-  [[nodiscard]] std::size_t borrowed() const noexcept { return borrowed_.size(); }
   [[nodiscard]] std::size_t size() const noexcept { return holds_.size(); }
   [[nodiscard]] Counts counts() const;
 
@@ -134,15 +128,13 @@ class HolderTable {
   };
   // What most Holds do not have: a million of them should not pay for it.
   struct Rare {
-    EffectList<Creditor> creditors;
+    std::vector<Creditor> creditors;
     std::optional<Error> error;
-    EffectList<Waiter> waiters;
+    std::vector<Waiter> waiters;
     [[nodiscard]] static void* operator new(std::size_t bytes) {
-      return base::take_recycled_or_reserved(bytes);
+      return base::take_recycled(bytes);
     }
-    static void operator delete(void* at, std::size_t bytes) noexcept {
-      base::recycle_or_give_back(at, bytes);
-    }
+    static void operator delete(void* at, std::size_t bytes) noexcept { base::recycle(at, bytes); }
   };
   using Clock = std::chrono::steady_clock;
   // A moment, to a 64th of a second, for two years after the first.
@@ -166,7 +158,6 @@ class HolderTable {
     State state : 3 = State::borrowed;
     bool created : 1 = false;
     bool answered : 1 = false;     // its creation ended, with `error` if it failed
-    bool old : 1 = false;          // borrowed since before the previous tick
     bool told : 1 = false;         // it was in a message while creating: others may know it
     bool kept_before : 1 = false;  // in kept_ since before the previous register_kept()
     // Messages being processed that carry it; they take 16 GiB before there are too many.
@@ -187,12 +178,11 @@ class HolderTable {
     }
   };
   static_assert(sizeof(Hold) == 32);
-  using Map = ReservedMap<RRefId, Hold, RRefIdHash>;
+  using Map = std::unordered_map<RRefId, Hold, RRefIdHash>;
 
   [[nodiscard]] Hold& at(const RRefId& id);
   [[nodiscard]] static Status status_of(const Hold& hold);
   static void settle(Hold& hold, TableEffects& effects);
-  void no_longer_borrowed(const RRefId& id);
   static void release_waiters(Hold& hold, TableEffects& effects);
   void start_registering(const RRefId& id, Hold& hold, TableEffects& effects);
   void become_registered(Map::iterator at, TableEffects& effects);
@@ -201,8 +191,7 @@ class HolderTable {
   void erase_if_unused(Map::iterator at, TableEffects& effects);
 
   Map holds_;
-  ReservedSet<RRefId, RRefIdHash> borrowed_;  // the Holds in State::borrowed
-  ReservedSet<RRefId, RRefIdHash> kept_;      // the borrowed Holds that outlived their messages
+  std::unordered_set<RRefId, RRefIdHash> kept_;  // the borrowed Holds that outlived their messages
   std::uint64_t registrations_ = 0;
 };
 

@@ -3,15 +3,10 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <iterator>
 #include <limits>
 #include <map>
-#include <memory>
-#include <utility>
 #include <vector>
-
-#include "stitch/base/reserve.h"
 
 namespace stitch::rref {
 
@@ -48,30 +43,22 @@ class IntervalSet {
   void insert_below(std::uint64_t end) {
     if (end != 0) insert_run(0, end - 1);
   }
-  // Inserts every number from `first` to `last`. Changes nothing where it has no memory. REQUIRES:
-  // first <= last.
+  // Inserts every number from `first` to `last`. REQUIRES: first <= last.
   void insert_run(std::uint64_t first, std::uint64_t last) {
     auto next = runs_.upper_bound(first);
-    decltype(runs_)::node_type merged;  // its memory is used again
     if (next != runs_.begin()) {
       const auto previous = std::prev(next);
       if (last <= previous->second) return;
       if (first <= previous->second + 1) {  // it is not the greatest number: `last` is greater
         first = previous->first;
-        merged = runs_.extract(previous);
+        runs_.erase(previous);
       }
     }
     while (next != runs_.end() && next->first - 1 <= last) {  // overlaps or touches
       last = std::max(last, next->second);
-      merged = runs_.extract(next++);
+      next = runs_.erase(next);
     }
-    if (!merged) {
-      runs_.emplace(first, last);
-      return;
-    }
-    merged.key() = first;
-    merged.mapped() = last;
-    runs_.insert(std::move(merged));
+    runs_.emplace(first, last);
   }
   [[nodiscard]] bool contains(std::uint64_t value) const {
     const auto next = runs_.upper_bound(value);
@@ -96,9 +83,7 @@ class IntervalSet {
   [[nodiscard]] std::size_t runs() const noexcept { return runs_.size(); }
 
  private:
-  std::map<std::uint64_t, std::uint64_t, std::less<>,
-           base::ReservedAllocator<std::pair<const std::uint64_t, std::uint64_t>, std::allocator>>
-      runs_;  // first -> last, disjoint, never touching
+  std::map<std::uint64_t, std::uint64_t> runs_;  // first -> last, disjoint, never touching
 };
 
 }  // namespace stitch::rref

@@ -1,14 +1,11 @@
 #pragma once
 
 #include <cstddef>
-#include <functional>
 #include <limits>
 #include <memory>
 #include <set>
-#include <utility>
 #include <vector>
 
-#include "stitch/base/reserve.h"
 #include "stitch/rref/lifetime/rref_id.h"
 
 namespace stitch::rref {
@@ -24,10 +21,7 @@ class LifeSet {
     if (one_ == kNone) {
       one_ = life;
     } else {
-      auto both = std::make_unique<Many>();
-      both->insert(one_);
-      both->insert(life);
-      more_ = std::move(both);
+      more_ = std::make_unique<Many>(Many{one_, life});
     }
     return true;
   }
@@ -53,15 +47,7 @@ class LifeSet {
   // No worker has this id: ids are ranks.
   static constexpr WorkerLife kNone{std::numeric_limits<std::uint32_t>::max(),
                                     std::numeric_limits<std::uint64_t>::max()};
-  // Taken from the reserve: a registration may not fail.
-  struct Many : std::set<WorkerLife, std::less<>, base::ReservedAllocator<WorkerLife>> {
-    [[nodiscard]] static void* operator new(std::size_t bytes) {
-      return base::take_recycled_or_reserved(bytes);
-    }
-    static void operator delete(void* at, std::size_t bytes) noexcept {
-      base::recycle_or_give_back(at, bytes);
-    }
-  };
+  using Many = std::set<WorkerLife>;
   WorkerLife one_ = kNone;      // unless there are more
   std::unique_ptr<Many> more_;  // null: at most one_
 };

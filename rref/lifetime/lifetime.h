@@ -1,6 +1,5 @@
 #pragma once
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -17,7 +16,7 @@
 #include "stitch/base/bytes.h"
 #include "stitch/base/error.h"
 #include "stitch/base/mutex.h"
-#include "stitch/base/reserve.h"
+#include "stitch/base/recycler.h"
 #include "stitch/rref/lifetime/effects.h"
 #include "stitch/rref/lifetime/holder_table.h"
 #include "stitch/rref/lifetime/ledger.h"
@@ -46,17 +45,14 @@ struct ListedRef {
 };
 
 // One worker's part in the lifetime protocol (PROTOCOL.md): both tables and one ledger per peer. No
-// I/O and no threads. Out of memory, what begins something throws std::bad_alloc and has changed
-// nothing; what ends something, and receive(), goes on with the reserve (base/reserve.h), and an
-// operation of a peer that finds none left there is applied when that peer repeats it. Thread
-// contract: every method from any thread; one internal lock, which is never held while the caller's
-// code runs. What an event asks for is returned as Effects: the caller performs them while it holds
-// no lock.
+// I/O and no threads. Thread contract: every method from any thread; one internal lock, which is
+// never held while the caller's code runs. What an event asks for is returned as Effects: the
+// caller performs them while it holds no lock.
 class Lifetime {
  public:
-  // `max_unmade` as for OwnerTable.
-  explicit Lifetime(WorkerLife self, std::size_t max_unmade = OwnerTable::kMaxUnmade)
-      : self_(self), owners_(self, max_unmade) {}
+  // `max_unrequested` as for OwnerTable.
+  explicit Lifetime(WorkerLife self, std::size_t max_unrequested = OwnerTable::kMaxUnrequested)
+      : self_(self), owners_(self, max_unrequested) {}
   // What the membership of the world says. Each is called under the lock and must not call back.
   struct World {
     // Whether that life is known here, be it over: then member_over() is told when it is. Empty:
@@ -80,7 +76,7 @@ class Lifetime {
     OwnerTable::Counts owned;
     HolderTable::Counts held;
     std::size_t entries = 0, holds = 0, tokens = 0;
-    std::size_t ledger_unsent = 0, ledger_unacknowledged = 0;
+    std::size_t ledger_unsent = 0;
     std::size_t unswept = 0;  // lives that are over, and that objects here may still wait for
   };
 
@@ -130,9 +126,6 @@ class Lifetime {
   [[nodiscard]] CarriedRef pin(const RRefId& id, const WorkerLife& receiver);
   // The message certainly never reached `receiver`.
   [[nodiscard]] Effects unpin(const CarriedRef& carried, const WorkerLife& receiver);
-  // Throws Error(protocol) if no object can have the id that a peer sent: this worker is its
-  // creator and never issued it. What waited for such an object would wait indefinitely.
-  void check(const RRefId& id) const;
   // A message arrived; user code has not seen it. The message holds a local reference until
   // message_done(). `lost`: the error of a reference that was lost at its sender.
   [[nodiscard]] Effects receive(const CarriedRef& carried, const WorkerLife& sender,
@@ -144,14 +137,12 @@ class Lifetime {
   [[nodiscard]] Effects register_kept();
 
   // --- ledgers ---
-  // Appends the ledger frame that is due to `peer`; false if none is. Takes no lock while nothing
-  // is due to any peer.
+  // The peers to which ledgers have something to say.
+  [[nodiscard]] std::vector<WorkerLife> due() const;
+  // Appends the next ledger frame to `peer`; false if there is none. REQUIRES: called by one thread
+  // at a time for that peer, and the frames are sent in this order.
   [[nodiscard]] bool encode_ledger(const WorkerLife& peer, base::Bytes& out);
   [[nodiscard]] Effects accept_ledger(const WorkerLife& peer, std::span<const std::byte> frame);
-  // To be called periodically: resends unacknowledged operations, registers old borrows.
-  [[nodiscard]] Effects tick();
-  // Whether another tick() may have something to do.
-  [[nodiscard]] bool needs_tick() const;
 
   // --- ends ---
   // This worker cannot reach that life of `peer` any more: what it owns is lost here with `why`;
@@ -179,27 +170,24 @@ class Lifetime {
  private:
   struct PeerState {
     Ledger ledger;
-    // The most urgent flush that Effects asked for since the last frame: one timer is enough.
-    Urgency announced = Urgency::none;
-    bool due = false;  // a frame of the ledger is; counted in due_peers_
     std::uint64_t next_token = 0;
+    // Sent and not settled.
     std::map<std::uint64_t, RRefId, std::less<>,
-             base::ReservedAllocator<std::pair<const std::uint64_t, RRefId>>>
-        tokens;  // sent and not settled
+             base::RecyclingAllocator<std::pair<const std::uint64_t, RRefId>>>
+        tokens;
   };
-  // To be called when the ledger has changed.
-  void note_due(PeerState& state) STITCH_REQUIRES(mutex_);
 
   // Queues the operations in their ledgers, under the lock that ordered them, and returns the rest.
   [[nodiscard]] Effects pack(TableEffects effects) STITCH_REQUIRES(mutex_);
-  // Asks for the frame that is due to `peer`, unless that has been done.
-  void announce(const WorkerLife& peer, PeerState& state, Effects& effects) STITCH_REQUIRES(mutex_);
+  // The next id of an object at `owner`. One that a peer made up, and that is held here, is
+  // skipped.
+  [[nodiscard]] RRefId new_id(const WorkerLife& owner) STITCH_REQUIRES(mutex_);
   void drop_pin(const RRefId& id, TableEffects& effects) STITCH_REQUIRES(mutex_);
-  void apply(const LedgerOp& op, const WorkerLife& peer, PeerState& from, TableEffects& effects)
+  void apply(const LedgerOp& op, const WorkerLife& peer, TableEffects& effects)
+      STITCH_REQUIRES(mutex_);
+  void settle(const LedgerOp& op, const WorkerLife& peer, TableEffects& effects)
       STITCH_REQUIRES(mutex_);
   // The operations about lives that are over.
-  void apply_gone(const RRefId& id, const WorkerLife& peer, TableEffects& effects)
-      STITCH_REQUIRES(mutex_);
   void apply_sweep(const LedgerOp& op, const WorkerLife& peer, TableEffects& effects)
       STITCH_REQUIRES(mutex_);
   void lose(const WorkerLife& peer, const Error& why, TableEffects& effects)
@@ -208,9 +196,9 @@ class Lifetime {
       STITCH_REQUIRES(mutex_);
   // Whether that life was never known here and will not be, since a later one of its worker is.
   [[nodiscard]] bool passed(const WorkerLife& life) const STITCH_REQUIRES(mutex_);
-  // `peer` asks about a life that is not known here. Throws Error(protocol) if it has asked about
-  // too many of these.
-  void note_unheard(const WorkerLife& life, const WorkerLife& peer) STITCH_REQUIRES(mutex_);
+  // `peer` asks about a life that is not known here. False if it has asked about too many of these.
+  [[nodiscard]] bool note_unheard(const WorkerLife& life, const WorkerLife& peer)
+      STITCH_REQUIRES(mutex_);
   // That life is or was a member: questions about it are answered when its end is told, those about
   // earlier ones, of which nothing more will be heard, now.
   void hear_of(const WorkerLife& life, TableEffects& effects) STITCH_REQUIRES(mutex_);
@@ -230,30 +218,25 @@ class Lifetime {
   // that arrived as lost before the object was created are counted by a Hold, and so are all later
   // ones while that Hold exists: a reference is dropped from the table that it was added to.
   [[nodiscard]] bool owned_here(const RRefId& id) const STITCH_REQUIRES(mutex_);
-  void check_locked(const RRefId& id) const STITCH_REQUIRES(mutex_);
-  // A peer has named an object of this worker; its creator may not be known here.
-  void meet_creator(const RRefId& id, TableEffects& effects) STITCH_REQUIRES(mutex_);
+  // Why no request to create that object will come here: its creator is lost, or was over before
+  // this worker heard of it. Nothing if the object is here, or may come.
+  [[nodiscard]] std::optional<Error> why_never(const RRefId& id) const STITCH_REQUIRES(mutex_);
 
   const WorkerLife self_;
   mutable base::Mutex mutex_;
   OwnerTable owners_ STITCH_GUARDED_BY(mutex_);
   HolderTable holders_ STITCH_GUARDED_BY(mutex_);
-  ReservedMap<WorkerLife, PeerState, WorkerLifeHash> peers_ STITCH_GUARDED_BY(mutex_);
-  ReservedMap<WorkerLife, std::uint64_t, WorkerLifeHash> next_k_ STITCH_GUARDED_BY(mutex_);
+  std::unordered_map<WorkerLife, PeerState, WorkerLifeHash> peers_ STITCH_GUARDED_BY(mutex_);
+  std::unordered_map<WorkerLife, std::uint64_t, WorkerLifeHash> next_k_ STITCH_GUARDED_BY(mutex_);
   // Lives that this worker cannot reach; those of them that are over are in sweeps_, too.
-  ReservedMap<WorkerLife, Error, WorkerLifeHash> gone_ STITCH_GUARDED_BY(mutex_);
+  std::unordered_map<WorkerLife, Error, WorkerLifeHash> gone_ STITCH_GUARDED_BY(mutex_);
   Sweeps sweeps_ STITCH_GUARDED_BY(mutex_);
   // Who has asked about lives of whose end this worker has not been told yet.
   std::map<WorkerLife, std::set<WorkerLife>> asked_early_ STITCH_GUARDED_BY(mutex_);
   // By peer, the lives that it has named and that were not known here then.
   std::map<WorkerLife, std::set<WorkerLife>> unheard_ STITCH_GUARDED_BY(mutex_);
-  // Creators that were not known here when their objects were named.
-  std::set<WorkerLife> unknown_creators_ STITCH_GUARDED_BY(mutex_);
   std::optional<Error> leaving_ STITCH_GUARDED_BY(mutex_);
   World world_ STITCH_GUARDED_BY(mutex_);
-  // How many peers a ledger frame is due to. Written under mutex_; who reads it without may miss an
-  // operation that is being queued, which its timer then sends.
-  std::atomic<std::size_t> due_peers_{0};
 };
 
 }  // namespace stitch::rref

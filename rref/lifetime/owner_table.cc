@@ -7,38 +7,31 @@
 
 namespace stitch::rref {
 
-OwnerTable::OwnedEntry* OwnerTable::find_or_add_placeholder(const RRefId& id) {
+OwnerTable::OwnedEntry* OwnerTable::find_or_add_placeholder(const RRefId& id,
+                                                            const WorkerLife& teller) {
   const auto found = entries_.find(id);
   if (found != entries_.end()) return &found->second;
-  if (id.owner != self_ || deleted(id)) return nullptr;
-  return &add_placeholder(id);
+  if (id.owner != self_ || deleted(id) || !count_unrequested(teller)) return nullptr;
+  OwnedEntry& entry = entries_[id];
+  entry.more().named_by = teller;
+  return &entry;
 }
 
-OwnerTable::OwnedEntry& OwnerTable::add_placeholder(const RRefId& id) {
-  std::unique_ptr<Rare> failed;
-  if (!gone_creators_.empty()) {
-    if (const auto gone = gone_creators_.find(id.creator); gone != gone_creators_.end())
-      failed.reset(new Rare{gone->second, {}});
-  }
-  OwnedEntry& entry = entries_[id];
-  if (failed) {
-    // Its k stays unseen: other workers may still hold references, and each that arrives adds this
-    // placeholder again.
-    entry.requested = true;
-    entry.value = Value::failed;
-    entry.rare = std::move(failed);
-  }
-  return entry;
+bool OwnerTable::count_unrequested(const WorkerLife& teller) {
+  std::size_t& count = unrequested_[teller];
+  if (count >= max_unrequested_) return false;
+  ++count;
+  return true;
+}
+
+void OwnerTable::count_requested(OwnedEntry& entry) {
+  if (!entry.rare || !entry.rare->named_by) return;
+  const auto count = unrequested_.find(*std::exchange(entry.rare->named_by, std::nullopt));
+  if (--count->second == 0) unrequested_.erase(count);
 }
 
 void OwnerTable::add(const RRefId& id, std::shared_ptr<void> object, const std::string* made_by) {
   OwnedEntry& entry = entries_[id];
-  try {
-    seen_[id.creator].insert(id.k);
-  } catch (...) {
-    entries_.erase(id);
-    throw;
-  }
   entry.requested = true;
   entry.made_by = made_by;
   entry.local = 1;
@@ -49,26 +42,17 @@ void OwnerTable::add(const RRefId& id, std::shared_ptr<void> object, const std::
 }
 
 bool OwnerTable::create(const RRefId& id, const WorkerLife& creator, const std::string* made_by) {
-  IntervalSet& seen = seen_[id.creator];
-  const auto found = entries_.find(id);
-  if (seen.contains(id.k)) {
-    if (found != entries_.end()) return false;
+  if (!seen_[id.creator].insert(id.k)) {
+    if (entries_.contains(id)) return false;
     throw Error(ErrorCode::protocol, to_string(id) + " is requested again after it was deleted");
   }
-  OwnedEntry* const entry = found == entries_.end() ? &add_placeholder(id) : &found->second;
-  bool fresh_holder = false;
-  try {
-    // Before the function runs and before the answer can leave (G2): the creator is a holder until
-    // it sends DROP.
-    fresh_holder = entry->holders.insert(creator);
-    seen.insert(id.k);
-  } catch (...) {  // out of memory: nothing has been requested
-    if (fresh_holder) entry->holders.erase(creator);
-    if (found == entries_.end()) entries_.erase(id);
-    throw;
-  }
-  entry->requested = true;
-  entry->made_by = made_by;
+  OwnedEntry& entry = entries_[id];  // a placeholder, or new
+  count_requested(entry);
+  // Before the function runs and before the answer can leave (G2): the creator is a holder until it
+  // sends DROP.
+  entry.holders.insert(creator);
+  entry.requested = true;
+  entry.made_by = made_by;
   return true;
 }
 
@@ -85,8 +69,13 @@ bool OwnerTable::resolve(const RRefId& id, std::shared_ptr<void> object,
   return true;
 }
 
-bool OwnerTable::add_local(const RRefId& id) {
-  OwnedEntry* entry = find_or_add_placeholder(id);
+void OwnerTable::add_local(const RRefId& id) {
+  const auto found = entries_.find(id);
+  if (found != entries_.end()) ++found->second.local;
+}
+
+bool OwnerTable::receive(const RRefId& id, const WorkerLife& teller) {
+  OwnedEntry* const entry = find_or_add_placeholder(id, teller);
   if (entry == nullptr) return false;
   ++entry->local;
   return true;
@@ -115,15 +104,16 @@ void OwnerTable::unpin(const RRefId& id, TableEffects& effects) {
 
 bool OwnerTable::deleted(const RRefId& id) const {
   if (id.owner != self_ || entries_.contains(id)) return false;
+  if (id.creator == self_) return true;
   const auto seen = seen_.find(id.creator);
   return seen != seen_.end() && seen->second.contains(id.k);
 }
 
-void OwnerTable::add_holder(const RRefId& id, const WorkerLife& holder) {
-  OwnedEntry* entry = find_or_add_placeholder(id);
-  if (entry == nullptr)
-    throw Error(ErrorCode::protocol, to_string(id) + " is registered after it was deleted");
+bool OwnerTable::add_holder(const RRefId& id, const WorkerLife& holder) {
+  OwnedEntry* const entry = find_or_add_placeholder(id, holder);
+  if (entry == nullptr) return false;
   entry->holders.insert(holder);
+  return true;
 }
 
 void OwnerTable::drop_holder(const RRefId& id, const WorkerLife& holder, TableEffects& effects) {
@@ -149,7 +139,6 @@ void OwnerTable::when_resolved(const RRefId& id, Waiter waiter, TableEffects& ef
 }
 
 void OwnerTable::creator_lost(const WorkerLife& creator, const Error& why, TableEffects& effects) {
-  gone_creators_.emplace(creator, why);
   for (auto at = entries_.begin(); at != entries_.end();) {
     const auto next = std::next(at);
     if (at->first.creator == creator && !at->second.requested) {
@@ -161,23 +150,27 @@ void OwnerTable::creator_lost(const WorkerLife& creator, const Error& why, Table
   }
 }
 
+std::set<WorkerLife> OwnerTable::former_creators(const WorkerLife& life) const {
+  std::set<WorkerLife> creators;
+  for (const auto& [id, entry] : entries_) {
+    if (!entry.requested && id.creator.id == life.id && id.creator.epoch < life.epoch)
+      creators.insert(id.creator);
+  }
+  return creators;
+}
+
 void OwnerTable::not_requested(const RRefId& id, const Error& why, TableEffects& effects) {
   const auto seen = seen_.find(id.creator);
   if (seen != seen_.end() && seen->second.contains(id.k)) return;
-  std::size_t& unmade = unmade_[id.creator];
-  if (unmade >= max_unmade_) {
+  if (!count_unrequested(id.creator)) {
     throw Error(ErrorCode::protocol, to_string(id) + " was never requested, as were " +
-                                         std::to_string(max_unmade_) +
-                                         " others that their creator still holds");
+                                         std::to_string(max_unrequested_) +
+                                         " others that its creator has named");
   }
-  std::unique_ptr<Rare> failed(new Rare{why, {}});
   static_cast<void>(create(id, id.creator));
-  // Nothing below may fail: the operation would not be applied again.
   const auto found = entries_.find(id);
-  if (found->second.rare) failed->waiters = std::move(found->second.rare->waiters);
-  found->second.rare = std::move(failed);
-  found->second.unmade = true;
-  ++unmade;
+  found->second.more().failure = why;
+  found->second.rare->named_by = id.creator;
   finish(found, Value::failed, effects);
 }
 
@@ -187,7 +180,6 @@ void OwnerTable::drop_life(const WorkerLife& life, TableEffects& effects) {
     if (at->second.holders.erase(life)) erase_if_unused(at, effects);
     at = next;
   }
-  // One run in place of the others takes no memory.
   if (const auto seen = seen_.find(life); seen != seen_.end())
     seen->second.insert_run(0, std::numeric_limits<std::uint64_t>::max());
 }
@@ -210,14 +202,14 @@ void OwnerTable::drop_all_handles(TableEffects& effects) {
 
 void OwnerTable::clear(const Error& why, TableEffects& effects) {
   for (auto& [id, entry] : std::exchange(entries_, {})) {
-    seen_[id.creator].insert(id.k);
+    if (id.creator != self_) seen_[id.creator].insert(id.k);
     if (entry.rare) {
       for (Waiter& waiter : entry.rare->waiters)
         effects.run.push_back({std::move(waiter), nullptr, why});
     }
     if (entry.object != nullptr) effects.destroy.push_back(std::move(entry.object));
   }
-  unmade_.clear();
+  unrequested_.clear();
 }
 
 std::optional<OwnerTable::Status> OwnerTable::status(const RRefId& id) const {
@@ -262,13 +254,10 @@ void OwnerTable::finish(Map::iterator at, Value value, TableEffects& effects) {
 
 void OwnerTable::erase_if_unused(Map::iterator at, TableEffects& effects) {
   OwnedEntry& entry = at->second;
-  if (entry.value == Value::pending || entry.local > 0 || entry.pins > 0 || !entry.holders.empty())
-    return;
+  const bool being_created = entry.value == Value::pending && entry.requested;
+  if (being_created || entry.local > 0 || entry.pins > 0 || !entry.holders.empty()) return;
   if (entry.object != nullptr) effects.destroy.push_back(std::move(entry.object));
-  if (entry.unmade) {
-    const auto unmade = unmade_.find(at->first.creator);
-    if (--unmade->second == 0) unmade_.erase(unmade);
-  }
+  count_requested(entry);
   entries_.erase(at);
 }
 

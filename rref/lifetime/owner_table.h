@@ -6,12 +6,14 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "stitch/base/error.h"
+#include "stitch/base/recycler.h"
 #include "stitch/rref/lifetime/effects.h"
 #include "stitch/rref/lifetime/interval_set.h"
 #include "stitch/rref/lifetime/life_set.h"
@@ -25,9 +27,11 @@ namespace stitch::rref {
 // thread-safe: the owner of the table locks. What an event asks for is added to `effects`.
 class OwnerTable {
  public:
-  // `max_unmade`: see not_requested().
-  explicit OwnerTable(WorkerLife self, std::size_t max_unmade = kMaxUnmade)
-      : self_(self), max_unmade_(max_unmade) {}
+  // A peer can make this worker remember so many objects that were never requested: by references
+  // and REGs that name them first, and by UNMADE.
+  static constexpr std::size_t kMaxUnrequested = 65'536;
+  explicit OwnerTable(WorkerLife self, std::size_t max_unrequested = kMaxUnrequested)
+      : self_(self), max_unrequested_(max_unrequested) {}
 
   enum class Value : std::uint8_t { pending, ready, failed };
   static constexpr std::size_t kValues = static_cast<std::size_t>(Value::failed) + 1;
@@ -66,30 +70,33 @@ class OwnerTable {
   bool resolve(const RRefId& id, std::shared_ptr<void> object, const std::optional<Error>& failure,
                TableEffects& effects);
 
-  // One more local reference: a handle, or a message being processed. An id not created yet gets a
-  // placeholder. False if the object was deleted.
-  [[nodiscard]] bool add_local(const RRefId& id);
+  // One more local reference, where there is an entry: a handle, or a message of this worker.
+  void add_local(const RRefId& id);
+  // The same for a message of `teller`. An id that has not been requested yet gets a placeholder.
+  // False if there is no such object: it was deleted, never existed, or `teller` has named too many
+  // that were never requested.
+  [[nodiscard]] bool receive(const RRefId& id, const WorkerLife& teller);
   void drop_local(const RRefId& id, TableEffects& effects);
   void pin(const RRefId& id);
   void unpin(const RRefId& id, TableEffects& effects);
 
-  // REG and DROP. Throws Error(protocol) for an object that was deleted: G3 rules that out for
-  // peers that follow the protocol.
-  void add_holder(const RRefId& id, const WorkerLife& holder);
+  // REG. False as for receive(): a third worker may have lent a reference to what does not exist.
+  [[nodiscard]] bool add_holder(const RRefId& id, const WorkerLife& holder);
+  // DROP. Throws Error(protocol) where the worker is no holder.
   void drop_holder(const RRefId& id, const WorkerLife& holder, TableEffects& effects);
 
   // Runs `waiter` when the creation has ended; immediately if it has. REQUIRES: the caller keeps a
   // local reference until then.
   void when_resolved(const RRefId& id, Waiter waiter, TableEffects& effects);
-  // That life of a worker is over: objects it never requested will not be created, and whatever
-  // waits for them, now or later, gets `why`.
+  // That life of a worker is lost: objects that it never requested will not be created, and those
+  // who wait for them get `why`.
   void creator_lost(const WorkerLife& creator, const Error& why, TableEffects& effects);
+  // The creators of placeholders that are former lives of the worker of `life`.
+  [[nodiscard]] std::set<WorkerLife> former_creators(const WorkerLife& life) const;
   // The creator says that it never sent the request to create `id`: a creation that has failed with
   // `why`, of which it is a holder until it sends DROP, as of any other. Nothing if it has been
-  // requested. Throws Error(protocol) if there are `max_unmade` entries of such creations of it: to
-  // say so costs a peer few bytes.
+  // requested. Throws Error(protocol) if it has made this worker remember too many such.
   void not_requested(const RRefId& id, const Error& why, TableEffects& effects);
-  static constexpr std::size_t kMaxUnmade = 65'536;
   // Nothing depends any more on what that life of a worker held, and no live worker has a reference
   // to an object of its making that has no entry here (G7).
   void drop_life(const WorkerLife& life, TableEffects& effects);
@@ -108,7 +115,7 @@ class OwnerTable {
     return entries_.at(id).value == Value::pending;
   }
   [[nodiscard]] bool contains(const RRefId& id) const { return entries_.contains(id); }
-  // Whether it was here, and has been deleted.
+  // Whether it was here and has been deleted, or this worker is its creator and never made it.
   [[nodiscard]] bool deleted(const RRefId& id) const;
   [[nodiscard]] std::size_t size() const noexcept { return entries_.size(); }
   [[nodiscard]] Counts counts() const;
@@ -117,18 +124,16 @@ class OwnerTable {
   // What most entries do not have: a million of them should not pay for it.
   struct Rare {
     std::optional<Error> failure;
-    EffectList<Waiter> waiters;  // calls that wait for the creation
+    std::vector<Waiter> waiters;         // calls that wait for the creation
+    std::optional<WorkerLife> named_by;  // the peer that made this worker remember it: unrequested_
     [[nodiscard]] static void* operator new(std::size_t bytes) {
-      return base::take_recycled_or_reserved(bytes);
+      return base::take_recycled(bytes);
     }
-    static void operator delete(void* at, std::size_t bytes) noexcept {
-      base::recycle_or_give_back(at, bytes);
-    }
+    static void operator delete(void* at, std::size_t bytes) noexcept { base::recycle(at, bytes); }
   };
   struct OwnedEntry {
     Value value = Value::pending;
     bool requested = false;
-    bool unmade = false;  // counted in unmade_
     std::uint32_t local = 0;
     std::uint32_t pins = 0;
     std::shared_ptr<void> object;
@@ -144,26 +149,26 @@ class OwnerTable {
       return rare ? rare->failure : std::nullopt;
     }
   };
-  using Map = ReservedMap<RRefId, OwnedEntry, RRefIdHash>;
+  using Map = std::unordered_map<RRefId, OwnedEntry, RRefIdHash>;
 
   [[nodiscard]] static Status status_of(const OwnedEntry& entry);
-  // The entry, or a new placeholder if no request to create it arrived yet; null if the object was
-  // deleted.
-  [[nodiscard]] OwnedEntry* find_or_add_placeholder(const RRefId& id);
-  // REQUIRES: there is no entry, and its k is unseen.
-  OwnedEntry& add_placeholder(const RRefId& id);
+  // The entry, or a new placeholder; null as receive().
+  [[nodiscard]] OwnedEntry* find_or_add_placeholder(const RRefId& id, const WorkerLife& teller);
+  // False, counting nothing, if `teller` has as many already.
+  [[nodiscard]] bool count_unrequested(const WorkerLife& teller);
+  void count_requested(OwnedEntry& entry);
   void finish(Map::iterator at, Value value, TableEffects& effects);
   // Deletes an entry that nothing keeps alive. Invalidates `at` if it does.
   void erase_if_unused(Map::iterator at, TableEffects& effects);
 
   const WorkerLife self_;
-  const std::size_t max_unmade_;
+  const std::size_t max_unrequested_;
   Map entries_;
-  // Per creator: which k were requested, or never will be. A request that was never sent and of
-  // which no other worker knows leaves a gap, until the creator's life has been swept.
-  ReservedMap<WorkerLife, IntervalSet, WorkerLifeHash> seen_;
-  ReservedMap<WorkerLife, Error, WorkerLifeHash> gone_creators_;
-  ReservedMap<WorkerLife, std::size_t, WorkerLifeHash> unmade_;  // per creator: entries
+  // Per creator but this worker: which k were requested, or never will be. A request that was never
+  // sent and of which no other worker knows leaves a gap, until the creator's life has been swept.
+  std::unordered_map<WorkerLife, IntervalSet, WorkerLifeHash> seen_;
+  // Per peer: entries that it has made this worker remember, and that were never requested.
+  std::unordered_map<WorkerLife, std::size_t, WorkerLifeHash> unrequested_;
 };
 
 }  // namespace stitch::rref

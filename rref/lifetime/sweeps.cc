@@ -34,11 +34,6 @@ bool Sweeps::running() const {
                      [](const auto& each) { return each.second.state == State::running; });
 }
 
-bool Sweeps::any_ended() const {
-  return std::any_of(over_.begin(), over_.end(),
-                     [](const auto& each) { return each.second.state == State::swept; });
-}
-
 std::vector<Sweeps::Question> Sweeps::start(const std::vector<WorkerLife>& live) {
   std::vector<Question> questions;
   for (auto& [life, sweep] : over_) {

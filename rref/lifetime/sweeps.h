@@ -33,8 +33,6 @@ class Sweeps {
   [[nodiscard]] bool wanted() const;
   // Whether a sweep is running.
   [[nodiscard]] bool running() const;
-  // Whether one has ended: a worker that was not known here then has not been asked.
-  [[nodiscard]] bool any_ended() const;
 
   struct Question {
     WorkerLife to;

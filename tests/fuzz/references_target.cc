@@ -1,12 +1,11 @@
-// What peers say about references: ledgers, sections of messages, orders, answers of creations; and
-// what the tables of one worker make of it.
+// What peers say about references: ledgers and sections of messages; and what the tables of one
+// worker make of it.
 #include <memory>
 #include <utility>
 #include <vector>
 
 #include "stitch/rref/carried_sections.h"
 #include "stitch/rref/lifetime/lifetime.h"
-#include "stitch/rref/ordered_calls.h"
 #include "tests/fuzz/targets.h"
 
 namespace stitch::fuzz::references_of_peers {
@@ -21,10 +20,8 @@ using rref::RRefId;
 using rref::WorkerLife;
 
 enum Decoder : std::uint8_t {
-  kLedger,    // frames of one ledger
+  kLedger,    // a ledger frame
   kSections,  // the sections of a message
-  kOrders,    // frames about orders, and places in them
-  kAnswers,   // answers of creations
   kTables,    // events of one worker's tables, as two peers cause them
   kDecoders
 };
@@ -34,43 +31,26 @@ constexpr WorkerLife kPeer{1, 1};
 
 static RRefId id_of(std::uint64_t k) { return {kPeer, {2, 1}, k}; }
 
-// How many operations this side has sent, then frames, each behind its length.
-static bool run_ledger(Choices choices) {
-  Ledger ledger;
-  const unsigned sent = choices.byte() % 32;
-  for (unsigned i = 0; i < sent; ++i)
-    ledger.push(i % 3 == 0 ? LedgerOp::make_reg(id_of(i)) : LedgerOp::make_settle(7 * i));
-  base::Bytes out;
-  static_cast<void>(ledger.encode(out));
-  bool accepted = false;
-  bool refused = false;
-  while (!choices.empty()) {
-    const std::size_t before = ledger.unacknowledged();
-    try {
-      const auto arrived = ledger.accept(choices.take(choices.word()));
-      accepted |= !arrived.ops.empty();
-      require(ledger.unacknowledged() + arrived.acknowledged.size() == before,
-              "a ledger forgot operations");
-    } catch (const Error& error) {
-      require_code(error, {ErrorCode::protocol});
-      require(ledger.unacknowledged() == before, "a refused frame changed a ledger");
-      refused = true;
-    }
-    out.resize(0);
-    static_cast<void>(ledger.encode(out));
-    static_cast<void>(ledger.tick());
-  }
-  return accepted && !refused;
+static bool run_ledger(Bytes frame) {
+  return accepts([&] {
+    Ledger ledger;
+    const auto ops = Ledger::decode(frame);
+    for (const LedgerOp& op : ops) ledger.push(op);
+    // Settlements of consecutive tokens are merged, and a frame has a limit.
+    require(ledger.unsent() <= ops.size(), "a ledger invented operations");
+    base::Bytes again;
+    if (ledger.unsent() == ops.size() && ops.size() <= Ledger::kMaxOps && ledger.encode(again))
+      require(same(again.span(), frame), "a ledger frame, written again");
+  });
 }
 
 // The sections of what was read, in order.
 static std::vector<base::Bytes> encoded(const CarriedSections& carried) {
-  std::vector<base::Bytes> list(5);
+  std::vector<base::Bytes> list(4);
   list[0] = encode(std::span<const CarriedRef>(carried.refs));
   if (carried.create) list[1] = encode(*carried.create);
   if (carried.target) list[2] = encode(*carried.target);
   list[3] = encode(std::span<const rref::ReferredArgument>(carried.arguments));
-  if (carried.place) list[4] = encode(*carried.place);
   return list;
 }
 
@@ -79,8 +59,7 @@ static bool run_sections(Choices choices) {
   const unsigned there = choices.byte();
   rref::CarriedBytes bytes;
   unsigned bit = 1;
-  for (auto* const section :
-       {&bytes.refs, &bytes.create, &bytes.target, &bytes.arguments, &bytes.order}) {
+  for (auto* const section : {&bytes.refs, &bytes.create, &bytes.target, &bytes.arguments}) {
     if ((there & bit) != 0) *section = choices.take(choices.word());
     bit *= 2;
   }
@@ -90,57 +69,16 @@ static bool run_sections(Choices choices) {
     const auto twice = [&](const rref::CarriedBytes::Section& section, std::size_t at) {
       return section ? rref::CarriedBytes::Section(once[at].span()) : std::nullopt;
     };
-    const auto again = encoded(
-        CarriedSections::read({twice(bytes.refs, 0), twice(bytes.create, 1), twice(bytes.target, 2),
-                               twice(bytes.arguments, 3), twice(bytes.order, 4)}));
+    const auto again =
+        encoded(CarriedSections::read({twice(bytes.refs, 0), twice(bytes.create, 1),
+                                       twice(bytes.target, 2), twice(bytes.arguments, 3)}));
     for (std::size_t at = 0; at < once.size(); ++at)
       require(same(once[at].span(), again[at].span()), "sections about references, written again");
     // All but the flags of references has one form.
     require(!bytes.create || same(once[1].span(), *bytes.create), "a request to create");
     require(!bytes.target || same(once[2].span(), *bytes.target), "a request about an object");
     require(!bytes.arguments || same(once[3].span(), *bytes.arguments), "a list of arguments");
-    require(!bytes.order || same(once[4].span(), *bytes.order), "a place in an order");
     return bytes.any();
-  });
-}
-
-// Steps: a frame, or a request that arrives and waits; each of one of two callers.
-static bool run_orders(Choices choices) {
-  const auto calls = std::make_shared<rref::OrderedCalls>();
-  std::vector<rref::OrderedCalls::Arrived> waiting;
-  unsigned started = 0;
-  bool refused = false;
-  while (!choices.empty()) {
-    const unsigned step = choices.byte();
-    const WorkerLife caller{1 + (step & 1), 1};
-    try {
-      if ((step & 2) != 0) {
-        calls->on_frame(caller, choices.take(17));
-      } else {
-        auto arrived = calls->arrive(caller, {choices.byte(), choices.word()});
-        // A late request of a caller that is lost is in no order.
-        if (arrived.ordered()) {
-          waiting.push_back(std::move(arrived));
-          waiting.back().wait([&started] { ++started; });
-        }
-      }
-    } catch (const Error& error) {
-      require_code(error, {ErrorCode::protocol});
-      refused = true;
-    }
-    if ((step & 4) != 0 && !waiting.empty()) waiting.erase(waiting.begin());
-    if (step >= 0xf0) calls->caller_lost(caller);
-  }
-  calls->close();
-  waiting.clear();
-  return started > 0 && !refused;
-}
-
-static bool run_answers(Bytes bytes) {
-  return accepts([&] {
-    base::Bytes again;
-    rref::write_created(again, rref::read_created(bytes));
-    require(same(again.span(), bytes), "answers of creations, written again");
   });
 }
 
@@ -170,7 +108,6 @@ class Tables {
         case 2: {
           const CarriedRef carried{read_id(choices), choices.byte(), true, (kind & 32) != 0,
                                    (kind & 64) != 0};
-          tables_.check(carried.id);
           perform(tables_.receive(carried, peer));
           perform(tables_.message_done(carried.id, peer));
           break;
@@ -179,8 +116,6 @@ class Tables {
           static_cast<void>(tables_.create(read_id(choices), peer));
           break;
         case 4:
-          perform(tables_.tick());
-          break;
         case 5:
           perform(tables_.register_kept());
           break;
@@ -212,10 +147,10 @@ class Tables {
     }
     for (auto& run : effects.run) run();
     effects.destroy.clear();
-    for (const auto& [peer, urgency] : effects.flush) {
+    for (const WorkerLife& peer : tables_.due()) {
       base::Bytes frame;
-      // What is sent is what a ledger of the peer can read, but for what it was never sent.
-      if (tables_.encode_ledger(peer, frame)) require(frame.size() >= 21, "a ledger is cut short");
+      require(tables_.encode_ledger(peer, frame), "nothing is due");
+      require(!Ledger::decode(frame.span()).empty(), "a peer cannot read a ledger");
     }
   }
 
@@ -235,13 +170,9 @@ static bool run(Bytes input) {
   Choices choices(input);
   switch (choices.byte() % kDecoders) {
     case kLedger:
-      return run_ledger(choices);
+      return run_ledger(choices.rest());
     case kSections:
       return run_sections(choices);
-    case kOrders:
-      return run_orders(choices);
-    case kAnswers:
-      return run_answers(choices.rest());
     default:
       return run_tables(choices);
   }
@@ -267,21 +198,13 @@ static void add_ledgers(Seeds& list) {
   ops.push(LedgerOp::make_drop(id_of(7)));
   ops.push(LedgerOp::make_unmade(id_of(8)));
   ops.push(LedgerOp::make_gone(id_of(9)));
+  ops.push(LedgerOp::make_registered(id_of(10)));
   Ledger lives;
   for (const auto make :
        {&LedgerOp::make_sweep, &LedgerOp::make_clean, &LedgerOp::make_ask, &LedgerOp::make_swept})
     lives.push(make({3, 1}));
-  for (auto* const each : {&ops, &lives}) {
-    base::Bytes seed;
-    Writer out(seed);
-    out.write(static_cast<std::uint8_t>(kLedger));
-    out.write(std::uint8_t{3});
-    const base::Bytes frame = frame_of(*each);
-    put(out, frame.span());
-    // The same again: a peer may repeat itself.
-    put(out, frame.span());
-    list.push_back({each == &ops ? "ledger-objects" : "ledger-lives", std::move(seed)});
-  }
+  list.push_back({"ledger-objects", seed_for(kLedger, frame_of(ops).span())});
+  list.push_back({"ledger-lives", seed_for(kLedger, frame_of(lives).span())});
 }
 
 static void add_sections(Seeds& list) {
@@ -291,12 +214,11 @@ static void add_sections(Seeds& list) {
   carried.create = rref::CreateRequest{id_of(9), std::chrono::seconds(5)};
   carried.target = rref::TargetRequest{2, rref::TargetUse::fetch};
   carried.arguments = {{0, 1, 77}, {3, 0, 78}};
-  carried.place = rref::PlaceInOrder{4, 5};
   const auto sections = encoded(carried);
   base::Bytes seed;
   Writer out(seed);
   out.write(static_cast<std::uint8_t>(kSections));
-  out.write(std::uint8_t{0x1f});
+  out.write(std::uint8_t{0x0f});
   for (const auto& section : sections) put(out, section.span());
   list.push_back({"sections", std::move(seed)});
   base::Bytes only;
@@ -305,28 +227,6 @@ static void add_sections(Seeds& list) {
   to.write(std::uint8_t{1});
   put(to, sections[0].span());
   list.push_back({"sections-carried", std::move(only)});
-}
-
-static void add_orders(Seeds& list) {
-  base::Bytes seed;
-  Writer out(seed);
-  out.write(static_cast<std::uint8_t>(kOrders));
-  const auto arrive = [&](std::uint16_t number) {
-    out.write(std::uint8_t{0});
-    out.write(std::uint8_t{3});
-    out.write(number);
-  };
-  const auto tell = [&](bool end, std::uint64_t number) {
-    out.write(std::uint8_t{2});
-    out.write(std::uint64_t{3});
-    out.write(static_cast<std::uint8_t>(end));
-    out.write(number);
-  };
-  arrive(2);
-  arrive(0);
-  tell(false, 1);
-  tell(true, 3);
-  list.push_back({"orders", std::move(seed)});
 }
 
 // A peer gets a reference to an object here, and lets it go; it lends another one.
@@ -358,10 +258,6 @@ static Seeds seeds() {
   Seeds list;
   add_ledgers(list);
   add_sections(list);
-  add_orders(list);
-  base::Bytes answers;
-  rref::write_created(answers, std::vector<std::uint64_t>{3, 5, 8});
-  list.push_back({"answers", seed_for(kAnswers, answers.span())});
   add_tables(list);
   return list;
 }

@@ -20,7 +20,6 @@
 #define LOST 5
 byte hold[3];
 byte handles[3];     /* handles; at the owner, too */
-bool drop_waits[3]; /* DROP is in the ledger, but has not been sent: it can be taken back */
 
 /* The owner's Entry. */
 #define UNSEEN 0
@@ -53,7 +52,7 @@ byte sent;
 mtype = { REG, DROP, SETTLE, UNMADE, SWEEP, CLEAN, SWEPT };
 /* Ledgers, by sender and receiver: 3 * sender + receiver. */
 chan ledger[9] = [8] of { mtype, byte };
-bool create_flies, answer_flies, ack_flies[3];
+bool create_flies, answer_flies, ack_flies[3], gone_flies[3];
 
 bool died, noticed[3];
 bool swept;
@@ -62,6 +61,9 @@ bool swept;
 #else
 #define creator_lost false
 #endif
+bool asked; /* CREATE or UNMADE has come */
+/* The request to create it has not come, and will not: references to it are lost at the owner. */
+#define never_comes (creator_lost && !asked && (entry == UNSEEN || entry == GONE))
 byte i, m, h;
 
 #ifdef DIES
@@ -113,10 +115,10 @@ inline end_hold(x) {
   :: x != 0 && (hold[x] == BORROWED || hold[x] == LOST) && !alive(x) ->
      settle_creditors(x);
 #ifdef NEVER_SENT
-     if :: hold[x] == LOST && told -> drop_waits[x] = true :: else fi;
+     if :: x == 1 && hold[x] == LOST && told -> ledger[3 * x]!DROP(x) :: else fi;
 #endif
      hold[x] = NO_HOLD
-  :: x != 0 && hold[x] == REGISTERED && !alive(x) -> drop_waits[x] = true; hold[x] = NO_HOLD
+  :: x != 0 && hold[x] == REGISTERED && !alive(x) -> ledger[3 * x]!DROP(x); hold[x] = NO_HOLD
 #ifdef BROKEN_DOES_NOT_WAIT_FOR_THE_ANSWER
   :: x != 0 && hold[x] == CREATING && !alive(x) -> hold[x] = NO_HOLD
 #endif
@@ -126,8 +128,7 @@ inline end_hold(x) {
 inline make_placeholder() {
   assert(entry != GONE); /* G2, G3 */
   if
-  :: entry == UNSEEN && !creator_lost -> entry = PLACEHOLDER
-  :: entry == UNSEEN && creator_lost -> entry = READY /* failed: as good as ready */
+  :: entry == UNSEEN -> entry = PLACEHOLDER
   :: else
   fi
 }
@@ -136,17 +137,12 @@ inline make_placeholder() {
 inline receive(k) {
   h = to[k];
   if
-  :: h == 0 -> make_placeholder(); handles[0]++; settle(k)
+  :: h == 0 && never_comes -> settle(k) /* it is lost there */
+  :: h == 0 && !never_comes -> make_placeholder(); handles[0]++; settle(k)
   :: else ->
      handles[h]++;
      if
-     :: hold[h] == NO_HOLD && drop_waits[h] -> drop_waits[h] = false; hold[h] = REGISTERED
-#ifdef BROKEN_TAKES_BACK_A_SENT_DROP
-     :: hold[h] == NO_HOLD && !drop_waits[h] && len(ledger[3 * h]) != 0 -> hold[h] = REGISTERED
-     :: hold[h] == NO_HOLD && !drop_waits[h] && len(ledger[3 * h]) == 0 -> hold[h] = BORROWED
-#else
-     :: hold[h] == NO_HOLD && !drop_waits[h] -> hold[h] = BORROWED
-#endif
+     :: hold[h] == NO_HOLD -> hold[h] = BORROWED
      :: else
      fi;
 #ifdef BROKEN_SETTLES_BORROWS_AT_ONCE
@@ -231,9 +227,10 @@ inline apply(x, y) {
   if
   :: ledger[3 * x + y]?[REG, _] ->
      ledger[3 * x + y]?REG, _;
-     make_placeholder();
-     holds_it[x] = true;
-     ack_flies[x] = true
+     if
+     :: never_comes -> gone_flies[x] = true
+     :: else -> make_placeholder(); holds_it[x] = true; ack_flies[x] = true
+     fi
   :: ledger[3 * x + y]?[DROP, _] -> ledger[3 * x + y]?DROP, _; assert(holds_it[x]); holds_it[x] = false
 #ifdef NEVER_SENT
   :: ledger[3 * x + y]?[UNMADE, _] ->
@@ -242,6 +239,7 @@ inline apply(x, y) {
      if :: entry == PLACEHOLDER -> entry = READY :: else fi
 #else
      assert(entry == UNSEEN || entry == PLACEHOLDER);
+     asked = true;
      entry = READY; /* failed */
 #ifndef BROKEN_NO_WORKER_HOLDS_WHAT_IS_UNMADE
      holds_it[x] = true;
@@ -274,7 +272,7 @@ inline apply(x, y) {
 #else
 #define unused_entry (handles[0] == 0 && !pins(0) && !holds_it[1] && !holds_it[2])
 #endif
-#define deletable (entry == READY && unused_entry)
+#define deletable ((entry == READY || entry == PLACEHOLDER) && unused_entry)
 
 inline destroy() {
   if :: object == 1 -> object = 2 :: else fi;
@@ -402,6 +400,7 @@ init {
        entry = PENDING;
        runs = true;
        seen = true;
+       asked = true;
 #ifndef BROKEN_CREATOR_IS_NO_HOLDER
        holds_it[1] = true
 #endif
@@ -471,20 +470,20 @@ init {
 #if M > 3
   :: atomic { flying(3) -> d_step { receive(3) } }
 #endif
-  /* Ledgers. A borrow that nothing ends is registered some time, and a DROP is sent some time. */
+  /* Ledgers. A borrow that nothing ends is registered some time. */
 #ifndef BROKEN_FORGETS_TO_REGISTER
   :: atomic { hold[1] == BORROWED && alive(1) && !dead(1) -> d_step { register(1) } }
   :: atomic { hold[2] == BORROWED && alive(2) && !dead(2) -> d_step { register(2) } }
 #endif
-  :: atomic { drop_waits[1] && !dead(1) -> d_step { drop_waits[1] = false; ledger[3]!DROP(1) } }
-  :: atomic { drop_waits[2] && !dead(2) -> d_step { drop_waits[2] = false; ledger[6]!DROP(2) } }
   :: atomic { can_apply(1, 0) -> d_step { apply(1, 0) } }
   :: atomic { can_apply(2, 0) -> d_step { apply(2, 0) } }
   :: atomic { can_apply(0, 1) -> d_step { apply(0, 1) } }
   :: atomic { can_apply(2, 1) -> d_step { apply(2, 1) } }
   :: atomic { can_apply(0, 2) -> d_step { apply(0, 2) } }
   :: atomic { can_apply(1, 2) -> d_step { apply(1, 2) } }
+  :: atomic { gone_flies[1] && !dead(1) -> d_step { gone_flies[1] = false; hold[1] = LOST; settle_creditors(1); end_hold(1) } }
   :: atomic { ack_flies[1] && !dead(1) -> d_step { ack_flies[1] = false; hold[1] = REGISTERED; settle_creditors(1); end_hold(1) } }
+  :: atomic { gone_flies[2] && !dead(2) -> d_step { gone_flies[2] = false; hold[2] = LOST; settle_creditors(2); end_hold(2) } }
   :: atomic { ack_flies[2] && !dead(2) -> d_step { ack_flies[2] = false; hold[2] = REGISTERED; settle_creditors(2); end_hold(2) } }
   :: atomic { deletable -> d_step { destroy() } }
 #ifdef DIES

@@ -35,7 +35,6 @@
 #define LOST 4
 byte hold[WORKERS];
 byte handles[WORKERS];    /* at the owner, too */
-bool drop_waits[WORKERS]; /* DROP is in the ledger, but has not been sent: it can be taken back */
 bool gone;                /* the object has been destroyed */
 bool holds_it[WORKERS];   /* holders */
 
@@ -129,7 +128,7 @@ inline settle_creditors(x) {
 inline end_hold(x) {
   if
   :: x != 0 && (hold[x] == BORROWED || hold[x] == LOST) && !alive(x) -> settle_creditors(x); hold[x] = NO_HOLD
-  :: x != 0 && hold[x] == REGISTERED && !alive(x) -> drop_waits[x] = true; hold[x] = NO_HOLD
+  :: x != 0 && hold[x] == REGISTERED && !alive(x) -> if :: !apart(x, 0) -> ledger[WORKERS * x]!DROP(x) :: else fi; hold[x] = NO_HOLD
   :: x != 0 && hold[x] == LOST && !pins(x) -> settle_creditors(x)
   :: else
   fi
@@ -156,12 +155,11 @@ inline receive(k) {
      handles[h]++;
      if
      :: hold[h] == NO_HOLD && without_owner(h) -> hold[h] = LOST
-     :: hold[h] == NO_HOLD && !without_owner(h) && drop_waits[h] -> drop_waits[h] = false; hold[h] = REGISTERED
 #ifndef BROKEN_BORROWS_FROM_THE_DEAD
-     :: hold[h] == NO_HOLD && !without_owner(h) && !drop_waits[h] && has_heard(h, from[k]) -> hold[h] = LOST
-     :: hold[h] == NO_HOLD && !without_owner(h) && !drop_waits[h] && !has_heard(h, from[k]) -> hold[h] = BORROWED
+     :: hold[h] == NO_HOLD && !without_owner(h) && has_heard(h, from[k]) -> hold[h] = LOST
+     :: hold[h] == NO_HOLD && !without_owner(h) && !has_heard(h, from[k]) -> hold[h] = BORROWED
 #else
-     :: hold[h] == NO_HOLD && !without_owner(h) && !drop_waits[h] -> hold[h] = BORROWED
+     :: hold[h] == NO_HOLD && !without_owner(h) -> hold[h] = BORROWED
 #endif
      :: else
      fi;
@@ -271,7 +269,6 @@ inline hear(y, x) {
 #else
      if :: hold[y] != NO_HOLD -> hold[y] = LOST :: else fi;
 #endif
-     drop_waits[y] = false;
      ack_flies[y] = false;
      settle_creditors(y);
 #ifndef BROKEN_KEEPS_PINS_OF_THE_DEAD
@@ -444,7 +441,6 @@ inline leave() {
 #ifdef LOSES
 inline lose_the_owner() {
   cut = true;
-  drop_waits[LOSES] = false;
   ack_flies[LOSES] = false;
   if
   :: hold[LOSES] != NO_HOLD ->
@@ -503,7 +499,6 @@ inline check_rest() {
 #define DROPS(x) :: atomic { handles[x] != 0 && !is_over(x) -> d_step { handles[x]--; end_hold(x) } }
 #define RECEIVES(k) :: atomic { can_receive(k) -> d_step { receive(k) } }
 #define REGISTERS(x) :: atomic { hold[x] == BORROWED && alive(x) && !is_over(x) -> d_step { register(x) } }
-#define SENDS_DROP(x) :: atomic { drop_waits[x] && !is_over(x) -> d_step { drop_waits[x] = false; ledger[WORKERS * x]!DROP(x) } }
 #define APPLIES(x, y) :: atomic { can_apply(x, y) -> d_step { apply(x, y) } }
 #define IS_REGISTERED(x) :: atomic { ack_flies[x] && !is_over(x) -> d_step { ack_flies[x] = false; if :: hold[x] == REGISTERING -> hold[x] = REGISTERED; settle_creditors(x); end_hold(x) :: else fi } }
 #define WORKER_ENDS(x) :: atomic { can_end(x) && may_end(x) -> ended = ended | bit(x) }
@@ -528,8 +523,6 @@ init {
 #endif
   REGISTERS(1)
   REGISTERS(2)
-  SENDS_DROP(1)
-  SENDS_DROP(2)
   APPLIES(0, 1)
   APPLIES(0, 2)
   APPLIES(1, 0)
@@ -544,7 +537,6 @@ init {
   SENDS(2, 3)
   DROPS(3)
   REGISTERS(3)
-  SENDS_DROP(3)
   APPLIES(0, 3)
   APPLIES(1, 3)
   APPLIES(2, 3)

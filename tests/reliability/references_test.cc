@@ -121,7 +121,6 @@ int outlive_an_owner(Worker& self) {
       {"a pending call", [&] { pending.get(); }},
       {"an object that is being made", [&] { creating.to_here(); }},
       {"a method", [&] { object.rpc_sync<&Counted::add>(1); }},
-      {"an ordered method", [&] { object.ordered().rpc_sync<&Counted::add>(1); }},
       {"a method of a copy, with a limit",
        [&] { object.with_timeout(1s).rpc_sync<&Counted::add>(1); }},
       {"a result that stays there", [&] { object.remote<&Counted::add>(1).when_created().get(); }},

@@ -308,7 +308,7 @@ TEST(RRefErrors, CallsThroughAReferenceThatAsksForItAreRefusedAtOnceWhereItsOwne
            [&] { refusing.rpc_sync<&Tally::add>(1); },
            [&] { refusing.remote<&Tally::add>(1).when_created().get(); },
            [&] { (void)first.with_when_full(WhenFull::refuse).to_here(); },
-           [&] { refusing.ordered().with_timeout(10s).rpc_sync<&Tally::add>(1); }}) {
+           [&] { refusing.with_timeout(10s).rpc_sync<&Tally::add>(1); }}) {
     const Error refused = error_of(make);
     EXPECT_EQ(refused.code(), ErrorCode::overloaded);
     expect_in(refused, "was not made: 1 calls of ");

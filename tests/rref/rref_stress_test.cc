@@ -114,18 +114,17 @@ void empty_all_drawers(Cluster& cluster) {
   })) << what_is_left(cluster);
 }
 
-// No worker waits for an answer or an acknowledgement.
+// No worker waits for an answer.
 bool none_waits(Cluster& cluster) {
   for (int rank = 0; rank < cluster.size(); ++rank) {
-    for (const char* name : {"holds_creating", "holds_registering", "ledger_unacknowledged"}) {
+    for (const char* name : {"holds_creating", "holds_registering"}) {
       if (number(cluster, rank, name) != 0) return false;
     }
   }
   return true;
 }
 
-// After lost, failed or duplicated messages a graceful shutdown never counts as many received as
-// sent.
+// After failed messages a graceful shutdown never counts as many received as sent.
 void end_ungracefully(Cluster& cluster) {
   for (int rank = 0; rank < cluster.size(); ++rank) cluster[rank].shutdown({.graceful = false});
 }
@@ -135,87 +134,6 @@ TEST(RRefStress, TenThousandCyclesAmongFourWorkersLeaveNothing) {
   create_share_drop(cluster, 2500, 1);
   empty_all_drawers(cluster);
   EXPECT_GE(objects_made, 10'000);
-}
-
-TEST(RRefStress, RepeatedAndDelayedLedgerFramesChangeNothing) {
-  Cluster cluster(3);
-  {
-    std::atomic<std::uint64_t> judged{0};
-    const LoopbackFaults network([&](std::uint32_t, std::uint32_t, std::uint64_t sequence,
-                                     const transport::Message& message) {
-      Fate fate;
-      if (transport::FrameView(message).kind() == rref::wire::kLedgerFrame) {
-        ++judged;
-        fate.copies = 1 + static_cast<int>(sequence % 3);
-        fate.delay = std::chrono::microseconds((sequence * 7919) % 3000);
-      }
-      return fate;
-    });
-    create_share_drop(cluster, 300, 2);
-    empty_all_drawers(cluster);
-    EXPECT_GT(judged, 0u);
-  }
-  end_ungracefully(cluster);
-}
-
-// Loses the first transmission of every operation, and of every acknowledgement, that a ledger
-// frame of its own carries; lets what was lost before pass. Decided by the content of the frame
-// alone, not by its place in the traffic. Operations inside other messages arrive, out of order
-// then.
-class FirstTransmissionsLost {
- public:
-  Fate judge(std::uint32_t from, std::uint32_t to, const transport::Message& message) {
-    const transport::FrameView frame(message);
-    if (frame.kind() != rref::wire::kLedgerFrame) return {};
-    base::ByteReader in(frame.body(), "ledger frame");
-    static_cast<void>(in.read<std::uint8_t>());
-    const auto acknowledged = in.read<std::uint64_t>();
-    const auto first = in.read<std::uint64_t>();
-    const auto count = in.read<std::uint32_t>();
-    base::MutexLock lock(mutex_);
-    Lost& lost = lost_[{from, to}];
-    Fate fate;
-    fate.drop = count > 0 ? first + count > lost.operations : acknowledged > lost.acknowledged;
-    if (fate.drop) {
-      lost = {std::max(lost.operations, first + count), std::max(lost.acknowledged, acknowledged)};
-      ++(count > 0 ? operations_lost_ : acknowledgements_lost_);
-    }
-    return fate;
-  }
-  [[nodiscard]] int operations_lost() const {
-    base::MutexLock lock(mutex_);
-    return operations_lost_;
-  }
-  [[nodiscard]] int acknowledgements_lost() const {
-    base::MutexLock lock(mutex_);
-    return acknowledgements_lost_;
-  }
-
- private:
-  struct Lost {  // on one link: what was lost so far is below these numbers
-    std::uint64_t operations = 0, acknowledged = 0;
-  };
-  mutable base::Mutex mutex_;
-  std::map<std::pair<std::uint32_t, std::uint32_t>, Lost> lost_ STITCH_GUARDED_BY(mutex_);
-  int operations_lost_ STITCH_GUARDED_BY(mutex_) = 0;  // frames that carried some
-  int acknowledgements_lost_ STITCH_GUARDED_BY(mutex_) = 0;
-};
-
-TEST(RRefStress, LostLedgerFramesAreSentAgain) {
-  Cluster cluster(3);
-  {
-    FirstTransmissionsLost losses;
-    const LoopbackFaults network(
-        [&](std::uint32_t from, std::uint32_t to, std::uint64_t,
-            const transport::Message& message) { return losses.judge(from, to, message); });
-    create_share_drop(cluster, 60, 3);
-    empty_all_drawers(cluster);
-    // Without any further call: nothing carries the ledgers but their own frames.
-    EXPECT_TRUE(eventually([&] { return none_waits(cluster); })) << tables(cluster);
-    EXPECT_GT(losses.operations_lost(), 0);
-    EXPECT_GT(losses.acknowledgements_lost(), 0);
-  }
-  end_ungracefully(cluster);
 }
 
 TEST(RRefStress, ManyThreadsCopyAndDropOneReference) {

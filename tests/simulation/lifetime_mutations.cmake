@@ -16,7 +16,7 @@ stitch_mutated_copy(lifetime rref/lifetime/holder_table.cc
 
 stitch_mutated_copy(lifetime rref/lifetime/owner_table.cc
   [[entry.pins > 0 ||]] [[(entry.pins > 0 && !mistake("pins_keep_no_entry")) ||]]
-  [[    fresh_holder = entry->holders.insert(creator);]] [[    if (!mistake("creators_hold_nothing")) @]]  # in the owner's table
+  [[  entry.holders.insert(creator);]] [[  if (!mistake("creators_hold_nothing")) @]]  # in the owner's table
   [[    if (at->second.holders.erase(life)) erase_if_unused(at, effects);]]
     [[    bool erased = at->second.holders.erase(life);
     if (mistake("drops_the_next_life"))
@@ -33,15 +33,12 @@ stitch_mutated_copy(lifetime rref/lifetime/sweeps.cc
 stitch_mutated_copy(lifetime rref/lifetime/lifetime.cc
   [[  const bool pinned = carried.pinned && !sweeps_.over(sender);]]
     [[  const bool pinned = carried.pinned && (!sweeps_.over(sender) || mistake("borrows_from_the_dead"));]]  # from a message that is handled too late
-  [[  if (op.kind != LedgerOp::Kind::unmade && owners_.deleted(op.id) && sweeps_.any_ended()) {]]
-    [[  if (op.kind != LedgerOp::Kind::unmade && owners_.deleted(op.id) && sweeps_.any_ended() &&
-      !mistake("refuses_late_registrations")) {]]  # of those that a sweep did not know
+  [[      effects.ops.push_back({peer, !why_never(op.id) && owners_.add_holder(op.id, peer)]]
+    [[      if (mistake("refuses_late_registrations") && owners_.deleted(op.id)) refuse("registers what was deleted");
+      if (mistake("refuses_unknown_creators") && world_.contains && !world_.contains(op.id.creator)) refuse("names an unknown creator");
+@]]  # of those that a sweep did not know; of those of whom it will hear
   [[  if (gone_.contains(peer)) return {};]]
-    [[  if (gone_.contains(peer) && !mistake("applies_ledgers_of_the_dead")) return {};]])
-
-stitch_mutated_copy(lifetime rref/lifetime/lifetime_ends.cc
-  [[  unknown_creators_.insert(creator);]]
-    [[  if (mistake("refuses_unknown_creators")) throw Error(ErrorCode::protocol, to_string(id) + " names an unknown creator"); @]]  # of whom it will hear
+    [[  if (gone_.contains(peer) && !mistake("applies_ledgers_of_the_dead")) return {};]]
   [[  for (const WorkerLife& receiver : receivers) void_pins(receiver, over, effects);]]
     [[  for (const WorkerLife& receiver : receivers) {
     if (!mistake("keeps_pins_of_the_dead")) void_pins(receiver, over, effects);
@@ -73,13 +70,7 @@ stitch_mutated_copy(lifetime rref/lifetime/lifetime_ends.cc
     [[      if (!mistake("keeps_pins_towards_the_swept")) void_pins(op.life, peer, effects);]])
 
 stitch_mutated_copy(lifetime rref/lifetime/ledger.cc
-  [[    if (number < expected_) {]] [[    if (number < expected_ && !mistake("takes_in_repetitions")) {]]  # of ledger operations
-  [[    } else if (number > expected_) {]] [[    } else if (number > expected_ && !mistake("takes_in_what_is_early")) {]]
-  [[  if (unsent_drops_.erase(id) == 0) return false;]]
-    [[  if (mistake("takes_back_sent_drops") &&
-      std::any_of(sent_.begin(), sent_.end(), [&](const LedgerOp& op) {
-        return op.kind == LedgerOp::Kind::drop && op.id == id;
-      })) {
-    return true;
-  }
-@]])  # What is done when workers die.
+  [[  unsent_.push_back(op);]]
+    [[  if (mistake("sends_settlements_first") && op.kind == LedgerOp::Kind::settle) { unsent_.push_front(op); return; }
+  if (mistake("sends_registrations_last") && op.kind == LedgerOp::Kind::clean) { unsent_.push_front(op); return; }
+@]])  # sends_settlements_first: before the REG that they follow; sends_registrations_last: behind CLEAN

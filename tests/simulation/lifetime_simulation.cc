@@ -122,7 +122,7 @@ class World final : public simulation::History {
     const std::size_t other = pick(lives());
     const bool has_one = alive(w) && !handles_[w].empty();
     const int what = pick(winding_down ? 8 : 11);
-    if (what <= 1 && !frames_.empty()) deliver_frame(pick(frames_.size()));
+    if (what <= 1 && !frames_.empty()) deliver_any_frame();
     if (what == 2 && alive(w) && alive(other)) flush(w, other);
     if (what == 3 && !messages_.empty()) deliver(pick(messages_.size()));
     if (what == 4 && !tasks_.empty()) finish(pick(tasks_.size()));
@@ -131,7 +131,6 @@ class World final : public simulation::History {
     if (what == 7) {
       tell_of_death();
       tell_of_a_new_life();
-      if (alive(w) && chance(0.2)) perform(w, lives_[w]->tick());
       if (alive(w) && chance(0.5)) perform(w, lives_[w]->register_kept());
     }
     if ((what == 8 || what == 9) && has_one) send(w, handles_[w], Kind::call, other);
@@ -278,23 +277,37 @@ class World final : public simulation::History {
     for (const CarriedRef& carried : task.message.carried)
       perform(at, lives_[at]->message_done(carried.id, life(task.message.from)));
   }
-  void deliver_frame(std::size_t index) {
-    const std::size_t from = frames_[index].from;
-    const std::size_t to = frames_[index].to;
-    if (!knows(to, from)) return;
-    base::Bytes bytes(frames_[index].bytes.size());
-    std::copy_n(frames_[index].bytes.data(), bytes.size(), bytes.data());
-    const double fate = uniform(0, 1);
-    if (fate > 0.15) static_cast<void>(frames_.take(index));  // else it arrives again
-    if (fate > 0.9 || !alive(to)) return;                     // lost
+  void deliver_any_frame() {
+    const Frame& any = frames_[pick(frames_.size())];
+    static_cast<void>(deliver_frame(any.from, any.to));
+  }
+  // The next frame between these two; false if there is none. What the dead sent may be lost from
+  // some frame on.
+  bool deliver_frame(std::size_t from, std::size_t to) {
+    const auto between = [&](const Frame& each) { return each.from == from && each.to == to; };
+    const auto next = std::find_if(frames_.begin(), frames_.end(), between);
+    if (next == frames_.end() || !knows(to, from)) return false;
+    if (!alive(to) || (!alive(from) && chance(0.1))) {
+      std::erase_if(frames_, between);
+      return false;
+    }
+    const Frame frame = std::move(*next);
+    frames_.erase(next);
     // Of one that is lost there: it may have been read before, and be handled now.
-    if (cut(from, to) && chance(0.7)) return;
-    perform(to, lives_[to]->accept_ledger(life(from), bytes.span()));
+    if (!cut(from, to) || chance(0.3))
+      perform(to, lives_[to]->accept_ledger(life(from), frame.bytes.span()));
+    return true;
   }
   void flush(std::size_t from, std::size_t to) {
     if (!knows(from, to)) return;
     Frame frame{from, to, {}};
-    if (lives_[from]->encode_ledger(life(to), frame.bytes)) frames_.push_back(std::move(frame));
+    if (!lives_[from]->encode_ledger(life(to), frame.bytes)) return;
+    for (const LedgerOp& op : Ledger::decode(frame.bytes.span())) {
+      // G3, but for workers that the owner did not know.
+      if (op.kind == LedgerOp::Kind::gone && !unknown_ && object_of_.at(op.id)->destroyed > 0)
+        fail("a registration of ", op.id, " has met a deleted object");
+    }
+    frames_.push_back(std::move(frame));
   }
   void drop_handle(std::size_t worker, std::size_t index) {
     const RRefId id = handles_[worker][index];
@@ -370,9 +383,11 @@ class World final : public simulation::History {
     for (std::size_t w = 0; w < lives(); ++w) {
       if (!alive(w) || w == worker) continue;
       flush(worker, w);
-      for (std::size_t i = 0; i < 20 && !frames_.empty(); ++i) deliver_frame(frames_.size() - 1);
+      while (deliver_frame(worker, w)) {
+      }
       flush(w, worker);
-      for (std::size_t i = 0; i < 20 && !frames_.empty(); ++i) deliver_frame(frames_.size() - 1);
+      while (deliver_frame(w, worker)) {
+      }
     }
   }
   // Its worker is alive again, under the same id. Others have heard of the death before.
@@ -458,7 +473,6 @@ class World final : public simulation::History {
       while (!tasks_.empty()) finish(tasks_.size() - 1);
       for (std::size_t w = 0; w < lives(); ++w) {
         while (alive(w) && !handles_[w].empty()) drop_handle(w, 0);
-        if (alive(w)) perform(w, lives_[w]->tick());
         if (alive(w)) perform(w, lives_[w]->register_kept());
       }
       for (std::size_t a = 0; a < lives(); ++a) {
@@ -466,7 +480,7 @@ class World final : public simulation::History {
           if (alive(a) && alive(b)) flush(a, b);
         }
       }
-      while (!frames_.empty()) deliver_frame(pick(frames_.size()));
+      while (!frames_.empty()) deliver_any_frame();
     }
   }
   void check_rest() {
@@ -482,8 +496,7 @@ class World final : public simulation::History {
         fail("at rest, worker ", w, " has ", waiting_[w], " waiters not called");
       const Lifetime::Counts counts = lives_[w]->counts();
       const std::string who = "at rest, worker " + std::to_string(w) + " ";
-      if (counts.ledger_unacknowledged != 0)
-        fail(who, "waits for ", counts.ledger_unacknowledged, " acknowledgements");
+      if (counts.ledger_unsent != 0) fail(who, "has ", counts.ledger_unsent, " unsent operations");
       if (losses_) {  // what a worker cannot be told stays; nothing waits for it
         if (counts.held.in(HolderTable::State::creating) +
                 counts.held.in(HolderTable::State::registering) >
@@ -500,8 +513,9 @@ class World final : public simulation::History {
     if (effects.broken) fail("worker ", worker, " says: ", effects.broken->what());
     for (Effects::Run& waiter : effects.run) waiter();
     effects.destroy.clear();
-    for (const auto& [peer, urgency] : effects.flush) {
-      if (urgency == Urgency::soon && chance(0.7) && alive(worker)) flush(worker, number_of(peer));
+    if (!effects.flush || !alive(worker)) return;
+    for (const WorkerLife& peer : lives_[worker]->due()) {
+      if (chance(0.6)) flush(worker, number_of(peer));
     }
   }
   void on_destroyed(Object& object) {
@@ -555,7 +569,7 @@ class World final : public simulation::History {
   std::vector<std::vector<RRefId>> handles_;      // per worker
   simulation::Channel<Message> messages_;
   simulation::Channel<Task> tasks_;
-  simulation::Channel<Frame> frames_;
+  std::vector<Frame> frames_;  // in order between any two workers
   std::vector<std::unique_ptr<Object>> objects_;
   std::map<RRefId, Object*> object_of_;
   std::set<std::pair<std::size_t, std::size_t>> unheard_;  // (worker, new life it does not know)

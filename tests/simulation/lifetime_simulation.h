@@ -18,9 +18,9 @@ struct Options {
   bool late_news = false;    // some hear of a new life after it has begun to call others
 };
 
-// A random walk over the lifetime protocol: real Lifetime objects, a simulated network that delays,
-// reorders, duplicates and loses ledger frames and delays and reorders calls, workers that die at
-// any point, of which others hear at different times, and that come back in a new life. Every life
+// A random walk over the lifetime protocol: real Lifetime objects, a simulated network that delays
+// ledger frames, which arrive in order, and delays and reorders calls, workers that die at any
+// point, of which others hear at different times, and that come back in a new life. Every life
 // of a worker is a worker of its own here, with its own number. At the end everything is delivered
 // and dropped, and nothing may be left.
 [[nodiscard]] simulation::Outcome run(std::uint64_t number, const Options& options);

@@ -109,7 +109,7 @@ class Quartet {
   [[nodiscard]] bool is_answered(std::size_t liar, std::size_t about) {
     base::Bytes frame;
     if (!lives_[0]->encode_ledger(life(liar), frame)) return false;
-    for (const LedgerOp& op : liars_ledger_.accept(frame.span()).ops) {
+    for (const LedgerOp& op : Ledger::decode(frame.span())) {
       if (op.kind == LedgerOp::Kind::clean && op.life == life(about)) return true;
     }
     return false;
