@@ -6,7 +6,8 @@ cmake_minimum_required(VERSION 3.25)
 #   2. Only transport/tensorpipe/ includes TensorPipe, and bench/floors_tensorpipe.cc, which measures it.
 #   3. Only dist_autograd/graph/compat.h asks for a version of torch; all else looks for features there.
 #   4. No headers include one another in a circle, but for the last lines of a header that is in two parts.
-#   5. A source file of more than 400 lines, but for tests, says why, in a comment that begins "One file, though long:".
+#   5. A source file of more than 400 lines, but for tests, says why, in a comment that begins
+#      "One file, though long:".
 #   6. No line is longer than 100 columns.
 #   7. Comments, texts and names keep to the words of the field (CONTRIBUTING.md has the glossary).
 set(violations "")
