@@ -13,6 +13,7 @@
 #include "stitch/base/patience.h"
 #include "stitch/rpc/agent/agent.h"
 #include "stitch/rpc/agent/gather_exchange.h"
+#include "stitch/rpc/agent/stop_signals.h"
 #include "stitch/rpc/function/registry.h"
 #include "stitch/rpc/future/live_runtimes.h"
 #include "stitch/rpc/gathering.h"
@@ -60,7 +61,8 @@ void leave(rpc::Agent& agent, ShutdownOptions options) {
   }
   const std::chrono::nanoseconds spent = std::chrono::steady_clock::now() - began;
   const auto error = agent.shutdown(
-      options.graceful, std::max<std::chrono::nanoseconds>(limit - spent, std::chrono::seconds(0)));
+      options.graceful, std::max<std::chrono::nanoseconds>(limit - spent, std::chrono::seconds(0)),
+      options.wait);
   if (agent.stopped()) rpc::LiveRuntimes::of_this_process().remove(&agent);
   if (error) throw *error;
 }
@@ -227,6 +229,10 @@ rpc::ExecutionContext context_of(const Worker& worker) {
 
 WorkerScope::WorkerScope(const Worker& worker) : scope_(context_of(worker)) {}
 
+bool stop_requested() noexcept { return rpc::stop_requested_at().has_value(); }
+
+void wait_for_stop() { rpc::await_stop_signal(); }
+
 WorkerInfo current_worker() { return rpc::current_agent()->self(); }
 
 Worker init(Options options) {
@@ -236,7 +242,9 @@ Worker init(Options options) {
   try {
     rpc::warn_about_slow_blas();
     rpc::FunctionRegistry::instance().check();
-    return Worker(rpc::join_world(resolve_options(std::move(options))));
+    options = resolve_options(std::move(options));
+    if (options.stop_on_signals) rpc::take_stop_signals();
+    return Worker(rpc::join_world(std::move(options)));
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {

@@ -45,20 +45,28 @@ std::optional<Error> Agent::why_not_here() const {
   return std::nullopt;
 }
 
-std::optional<Error> Agent::shutdown(bool graceful, std::chrono::nanoseconds timeout) {
+std::optional<Error> Agent::shutdown(bool graceful, std::chrono::nanoseconds timeout,
+                                     std::optional<std::chrono::nanoseconds> wait) {
   if (forked()) return std::nullopt;
   if (auto refusal = why_not_here()) throw std::move(*refusal);
-  const auto deadline = base::deadline_after(timeout);
-  if (!state_.begin_shutdown()) return await_first_shutdown(deadline);
+  auto deadline = base::deadline_after(timeout);
+  const bool waits = graceful && !options_.world_size.is_elastic();
+  if (!state_.begin_shutdown()) {
+    constexpr auto kNone = std::chrono::nanoseconds::max();
+    const auto longest = wait.value_or(kNone) < kNone - timeout ? *wait + timeout : kNone;
+    return await_first_shutdown(waits ? base::deadline_after(longest) : deadline);
+  }
   const std::unique_ptr<AgentState, void (*)(AgentState*)> ended(
       &state_, [](AgentState* state) { state->end(); });  // also when something below throws
   std::optional<Error> error;
   if (graceful) {
     try {
-      if (options_.world_size.is_elastic()) {
+      if (!waits) {
         error = leave(deadline);
-      } else if ((error = graceful_shutdown_->run(deadline))) {
-        dump_shutdown();
+      } else {
+        const auto until = wait ? base::deadline_after(*wait) : Clock::time_point::max();
+        if ((error = graceful_shutdown_->run(until, timeout))) dump_shutdown();
+        deadline = graceful_shutdown_->deadline();
       }
     } catch (...) {
       error = to_error(std::current_exception());  // everything here still ends
@@ -189,7 +197,8 @@ void Agent::stop_everything(Clock::time_point deadline) {
     self->rendezvous_.reset();
     self->loop_->close();
   });
-  if (!closed) report_left_behind("an inline function or a callback blocks one of its threads");
+  if (!closed && handlers_ended)  // else a handler may run on a thread that reads
+    report_left_behind("an inline function or a callback blocks one of its threads");
   dumps_.stop();
   if (handlers_ended && closed)
     for_each_extension([](Extension& extension) { extension.on_all_ended(); });

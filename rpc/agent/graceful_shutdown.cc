@@ -1,12 +1,15 @@
 #include "stitch/rpc/agent/graceful_shutdown.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <exception>
 #include <utility>
 
 #include "stitch/base/byte_io.h"
+#include "stitch/base/deadline.h"
 #include "stitch/base/patience.h"
 #include "stitch/rpc/agent/agent.h"
+#include "stitch/rpc/agent/stop_signals.h"
 #include "stitch/rpc/message/frame_kinds.h"
 
 namespace stitch::rpc {
@@ -130,11 +133,21 @@ std::optional<ShutdownProtocol::Waiting> GracefulShutdown::waited() const {
   return protocol_.waited();
 }
 
-std::optional<Error> GracefulShutdown::run(steady_clock::time_point deadline) {
+steady_clock::time_point GracefulShutdown::deadline() const {
+  base::MutexLock lock(mutex_);
+  return protocol_.deadline();
+}
+
+std::optional<Error> GracefulShutdown::run(steady_clock::time_point wait,
+                                           std::chrono::nanoseconds limit) {
+  // A signal wakes no thread that waits here.
+  constexpr std::chrono::milliseconds kLook{100};
   bool told = false;  // that all leave
+  bool said = false;  // for whom it waits
+  const auto say_at = base::deadline_after(limit);
   {
     base::MutexLock lock(mutex_);
-    protocol_.begin(deadline);
+    protocol_.begin(wait, limit);
   }
   for (;;) {
     ShutdownProtocol::View view;
@@ -151,6 +164,8 @@ std::optional<Error> GracefulShutdown::run(steady_clock::time_point deadline) {
     ShutdownProtocol::Effects effects;
     base::patiently([&] {
       base::MutexLock lock(mutex_);
+      if (const auto stop = stop_requested_at())
+        protocol_.wait_until(base::deadline_after(limit - (steady_clock::now() - *stop)));
       effects = protocol_.on_time(steady_clock::now(), view);
     });
     carry_out(effects, lives);
@@ -161,18 +176,25 @@ std::optional<Error> GracefulShutdown::run(steady_clock::time_point deadline) {
         effects = protocol_.on_sample(steady_clock::now(), own);
       });
       // Before GO is said: one that has closed may start again at once.
-      if (effects.expect_closing && !std::exchange(told, true)) tell_that_all_leave(deadline);
+      if (effects.expect_closing && !std::exchange(told, true)) tell_that_all_leave(deadline());
       carry_out(effects, lives);
     }
     base::MutexLock lock(mutex_);
     if (protocol_.ended()) {
       auto error = protocol_.error();
       lock.unlock();
-      if (!error && !told) tell_that_all_leave(deadline);
+      if (!error && !told) tell_that_all_leave(deadline());
       return error;
     }
-    while (events_ == events && steady_clock::now() < protocol_.next())
-      changed_.wait_until(mutex_, protocol_.next());
+    const auto now = steady_clock::now();
+    if (!said && now >= say_at) {
+      said = true;
+      if (const auto text = protocol_.waits_for_others())
+        std::fprintf(stderr, "stitch: %s\n", text->c_str());
+    }
+    const auto next =
+        stop_signals_taken() ? std::min(protocol_.next(), now + kLook) : protocol_.next();
+    while (events_ == events && steady_clock::now() < next) changed_.wait_until(mutex_, next);
   }
 }
 

@@ -74,8 +74,11 @@ IncomingCall::IncomingCall(std::shared_ptr<Agent> agent,
 
 IncomingCall::~IncomingCall() {
   try {
-    if (!answered_.load())
-      fail(Error(ErrorCode::cancelled, "the call was dropped before it was answered"));
+    if (!answered_.load()) {
+      fail(agent_->stopped()
+               ? Error(ErrorCode::shutting_down, to_string(agent_->self()) + " is shutting down")
+               : Error(ErrorCode::cancelled, "the call was dropped before it was answered"));
+    }
   } catch (...) {
     fail_without_memory();
   }
@@ -91,12 +94,7 @@ void IncomingCall::prepare() {
   thread_.store(base::this_thread_id(), std::memory_order_relaxed);
   agent_->events().record_at(now, "call started", caller().id.value(), caller().epoch, id(),
                              function_name());
-  if (now >= context_.deadline)
-    throw Error(ErrorCode::timeout, "its deadline passed on its way or while it waited to be run");
-  if (agent_->stopped())
-    throw Error(ErrorCode::shutting_down, to_string(agent_->self()) + " is shutting down");
-  if (stop_->requested())
-    throw Error(ErrorCode::cancelled, "it was cancelled while it waited to be run");
+  if (auto why = why_not_run(now)) throw std::move(*why);
   began_.store(now.time_since_epoch().count(), std::memory_order_relaxed);
   if (std::exchange(prepared_, true)) {
     if (context_.streams) [[unlikely]]
@@ -111,6 +109,16 @@ void IncomingCall::prepare() {
     message_.arrival->memory->use_on_current_streams();
   agent_->for_each_extension(
       [&](Extension& extension) { extension.on_decode(message_, context_); });
+}
+
+std::optional<Error> IncomingCall::why_not_run(Clock::time_point now) const {
+  if (now >= context_.deadline)
+    return Error(ErrorCode::timeout, "its deadline passed on its way or while it waited to be run");
+  if (agent_->stopped())
+    return Error(ErrorCode::shutting_down, to_string(agent_->self()) + " is shutting down");
+  if (stop_->requested())
+    return Error(ErrorCode::cancelled, "it was cancelled while it waited to be run");
+  return std::nullopt;
 }
 
 IncomingCall::ReportProgress IncomingCall::report_progress() const noexcept {
@@ -267,10 +275,7 @@ void IncomingCall::drop() noexcept {
   Turn turn = Turn::awaited;
   if (!turn_.compare_exchange_strong(turn, Turn::dropped)) return;
   try {
-    fail(Clock::now() >= context_.deadline
-             ? Error(ErrorCode::timeout,
-                     "its deadline passed on its way or while it waited to be run")
-             : Error(ErrorCode::cancelled, "it was cancelled while it waited to be run"));
+    if (const auto why = why_not_run(Clock::now())) fail(*why);
   } catch (...) {
     // Its caller does not wait for the answer.
   }
@@ -342,6 +347,14 @@ void IncomingCall::fail_in_handler(const std::exception_ptr& exception) {
   } catch (const CallRefused& refused) {
     send_error(refused);
     return;
+  } catch (const Error& error) {
+    // The end of this worker has stopped it, or what it awaits.
+    const bool ended =
+        error.code() == ErrorCode::cancelled || error.code() == ErrorCode::shutting_down;
+    if (ended && agent_->stopped()) {
+      return send_error(
+          Error(ErrorCode::shutting_down, to_string(agent_->self()) + " is shutting down"));
+    }
   } catch (...) {
     // The function's own exception.
   }

@@ -165,6 +165,8 @@ class IncomingCall : public std::enable_shared_from_this<IncomingCall> {
   void prepare();
   void give_up_work() STITCH_EXCLUDES(work_mutex_);
   void leave() noexcept { thread_.store(0, std::memory_order_relaxed); }
+  // Why it is not run: its deadline, this worker's end, or its caller.
+  [[nodiscard]] std::optional<Error> why_not_run(Clock::time_point now) const;
   // Answers a call that will not be run, and frees its message.
   void drop() noexcept;
   // The function runs on this thread, for a block.

@@ -73,6 +73,11 @@ int parse_int(const std::string& what, const std::string& text) {
   return value;
 }
 
+bool parse_flag(const std::string& what, const std::string& text) {
+  if (text != "0" && text != "1") refuse(what, text, "0, 1");
+  return text == "1";
+}
+
 WorldSize parse_world_size(const std::string& text) {
   try {
     return WorldSize(text);
@@ -142,6 +147,9 @@ const std::vector<Variable>& variables() {
       {"STITCH_SHUTDOWN_TIMEOUT",
        field(&Options::shutdown_timeout,
              [](const std::string& v) { return parse_duration("STITCH_SHUTDOWN_TIMEOUT", v); })},
+      {"STITCH_STOP_ON_SIGNALS",
+       field(&Options::stop_on_signals,
+             [](const std::string& v) { return parse_flag("STITCH_STOP_ON_SIGNALS", v); })},
       {"STITCH_HEARTBEAT_INTERVAL",
        field(&Options::heartbeat_interval,
              [](const std::string& v) { return parse_duration("STITCH_HEARTBEAT_INTERVAL", v); })},

@@ -91,7 +91,7 @@ bool ended_well(const stitch::Future<int>& call) {
 // Shuts down and returns whether that took no longer than it may.
 bool in_time(Worker& self, std::chrono::nanoseconds limit = kLimit) {
   const auto start = Clock::now();
-  self.shutdown({.graceful = true, .timeout = limit});
+  self.shutdown({.graceful = true, .wait = limit, .timeout = limit});
   const auto took = Clock::now() - start;
   std::ofstream(std::getenv("SHUTDOWN_TEST_TIMES"), std::ios::app)
       << std::chrono::duration<double, std::milli>(took).count() << '\n';

@@ -257,7 +257,7 @@ TEST(Dumps, OfAShutdownTakeTheirTimeFromTheSecondInWhichTheWorkerCloses) {
     ASSERT_TRUE(handler_gate.wait_for_arrival());
     dumps_are_slow = true;
     const auto start = std::chrono::steady_clock::now();
-    EXPECT_EQ(error_of([&] { cluster[1].shutdown({.timeout = kLimit}); }).code(),
+    EXPECT_EQ(error_of([&] { cluster[1].shutdown({.wait = kLimit}); }).code(),
               stitch::ErrorCode::timeout);
     const auto took = std::chrono::steady_clock::now() - start;
     EXPECT_GE(took, kLimit + stitch::rpc::Dumps::kTimeToWrite);

@@ -55,6 +55,7 @@ TEST(Options, ComeFromTheEnvironment) {
                          {"STITCH_WORLD_SIZE", "4"},
                          {"STITCH_RPC_TIMEOUT", "250ms"},
                          {"STITCH_SHUTDOWN_TIMEOUT", "2m"},
+                         {"STITCH_STOP_ON_SIGNALS", "1"},
                          {"STITCH_RECONNECT_TIMEOUT", "5s"},
                          {"STITCH_NUM_THREADS", "3"},
                          {"STITCH_TRANSPORTS", "tcp,shm"},
@@ -68,6 +69,7 @@ TEST(Options, ComeFromTheEnvironment) {
   EXPECT_EQ(options.world_size, 4);
   EXPECT_EQ(options.rpc_timeout, 250ms);
   EXPECT_EQ(options.shutdown_timeout, 2min);
+  EXPECT_TRUE(options.stop_on_signals);
   EXPECT_EQ(options.reconnect_timeout, 5s);
   EXPECT_EQ(options.num_threads, 3);
   EXPECT_EQ(options.transports, (std::vector<std::string>{"tcp", "shm"}));
@@ -120,6 +122,8 @@ TEST(Options, VariablesOfWhatDoesNotExistYetSaySo) {
 TEST(Options, BadValuesAreNamed) {
   EXPECT_EQ(error_with({{"STITCH_RPC_TIMEOUT", "soon"}}),
             "STITCH_RPC_TIMEOUT is \"soon\"; allowed: a duration such as 500ms, 5s, 2m, 0");
+  EXPECT_EQ(error_with({{"STITCH_STOP_ON_SIGNALS", "yes"}}),
+            "STITCH_STOP_ON_SIGNALS is \"yes\"; allowed: 0, 1");
   EXPECT_EQ(error_with({{"STITCH_NUM_THREADS", "-1"}}),
             "STITCH_NUM_THREADS is \"-1\"; allowed: a number from 0 on");
   EXPECT_EQ(error_with({}, {.name = "a b", .rank = 0, .world_size = 1}),

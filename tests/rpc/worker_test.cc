@@ -321,7 +321,7 @@ TEST(Worker, AGracefulShutdownWithAMissingWorkerEndsInTime) {
   Cluster cluster(2);
   const auto start = std::chrono::steady_clock::now();
   try {
-    cluster[0].shutdown({.timeout = 100ms});
+    cluster[0].shutdown({.wait = 100ms});
     ADD_FAILURE() << "it was graceful";
   } catch (const stitch::Error& error) {
     EXPECT_EQ(error.code(), stitch::ErrorCode::timeout);

@@ -93,10 +93,10 @@ void hang(const std::string& how, stitch::Worker& self) {
   if (how == "shutdown" || how == "shutdown that times out") {
     if (rank == 0) held.push_back(stitch::rpc_async<hold>("worker1"));
     if (rank == 0) stitch::rpc_sync<quick>("worker1");
-    if (how == "shutdown") self.shutdown({.timeout = 100s});
+    if (how == "shutdown") self.shutdown();
     if (rank == 1) sleep_long();
     try {
-      self.shutdown({.timeout = 1s});
+      self.shutdown({.wait = 1s});
     } catch (const stitch::Error&) {
       sleep_long();  // it is looked at from outside
     }
