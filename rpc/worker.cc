@@ -7,7 +7,6 @@
 #include <thread>
 #include <utility>
 
-#include "stitch/base/alternate_stack.h"
 #include "stitch/base/deadline.h"
 #include "stitch/base/name_list.h"
 #include "stitch/base/patience.h"
@@ -105,10 +104,7 @@ Worker::~Worker() {
                "the background\n",
                to_string(agent_->self()).c_str());
   try {
-    std::thread([agent = agent_] {
-      base::use_alternate_stack();  // destroys objects of the program
-      leave_or_say_why(*agent);
-    }).detach();
+    std::thread([agent = agent_] { leave_or_say_why(*agent); }).detach();
   } catch (const std::system_error& error) {
     std::fprintf(stderr, "stitch: %s cannot leave: %s\n", to_string(agent_->self()).c_str(),
                  error.what());

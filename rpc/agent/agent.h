@@ -244,7 +244,6 @@ class Agent final : public Runtime, public std::enable_shared_from_this<Agent> {
                                   const WorkerInfo& from, std::uint16_t kind, std::uint64_t call_id,
                                   const Error& error) noexcept;
   void on_peer_lost(const WorkerInfo& peer, const Error& reason);
-  [[nodiscard]] Error with_last_sign(const WorkerInfo& peer, const Error& reason) const noexcept;
   // How a call of shutdown() after the first ends.
   std::optional<Error> await_first_shutdown(Clock::time_point deadline);
   // Leaves an elastic world, which goes on.

@@ -12,7 +12,6 @@ namespace stitch::rpc {
 namespace {
 
 // A worker that was heard of within this time is reported as alive.
-constexpr std::chrono::seconds kAliveInterval{1};
 // What a peer may leave unacknowledged, beside max_inflight_bytes.
 constexpr std::size_t kMinPassedOn = std::size_t{64} << 20;
 
@@ -202,8 +201,8 @@ std::string PeerTable::condition(const WorkerInfo& info) const {
   }
   const Clock::duration silent =
       Clock::now().time_since_epoch() - Clock::duration(life.heard.load(std::memory_order_relaxed));
-  if (silent <= kAliveInterval) return "worker is alive";
-  return "worker is connected and has been silent for " + duration_text(silent);
+  return "worker was last heard " + duration_text(std::max(silent, Clock::duration::zero())) +
+         " ago";
 }
 
 std::size_t PeerTable::lost_lives() const {
