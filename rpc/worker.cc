@@ -9,7 +9,6 @@
 
 #include "stitch/base/deadline.h"
 #include "stitch/base/name_list.h"
-#include "stitch/base/patience.h"
 #include "stitch/rpc/agent/agent.h"
 #include "stitch/rpc/agent/gather_exchange.h"
 #include "stitch/rpc/agent/stop_signals.h"
@@ -47,8 +46,7 @@ void leave(rpc::Agent& agent, ShutdownOptions options) {
   // A worker that starts from here on is not to find a world that is about to end. A fixed world
   // that is left gracefully goes on until all have agreed; see WorldExtension::on_all_leave().
   const bool alone_decides = !options.graceful || agent.options().world_size.is_elastic();
-  if (first && alone_decides && !agent.stopped() &&
-      base::patiently([&] { return agent.live_members().size(); }) == 1)
+  if (first && alone_decides && !agent.stopped() && agent.live_members().size() == 1)
     rpc::WorldExtension::of(agent).end_world();
   if (!agent.stopped() && options.graceful && agent.options().world_size.is_elastic()) {
     // The others are not waited for, but those that are in a gathering that has been completed here
@@ -151,6 +149,11 @@ void Worker::shutdown(ShutdownOptions options) {
 }
 
 std::vector<std::string> Worker::all_names() const {
+  if (agent()->options().world_size.is_elastic()) {
+    throw Error(ErrorCode::invalid_argument,
+                "barrier() and all_gather() take names in an elastic world, whose workers come and "
+                "go: say who takes part, as in barrier({\"a\", \"b\"})");
+  }
   std::vector<std::string> names;
   for (const auto& info : workers()) names.push_back(info.name);
   return names;

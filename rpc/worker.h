@@ -102,8 +102,8 @@ class Worker {
 
   // Waits until all workers, or all of `names` (this worker among them), have called it. Each set
   // of lives of workers counts its barriers and all_gathers by itself: after one of them was
-  // restarted they begin anew. In an elastic world workers may differ for a moment about who all
-  // are: state the names. When one of them dies or leaves, the others get Error(disconnected) at
+  // restarted they begin anew. An elastic world needs the names: without them it throws
+  // Error(invalid_argument). When one of them dies or leaves, the others get Error(disconnected) at
   // once. Throws Error(timeout) naming the workers that did not arrive within Options::rpc_timeout,
   // and Error(invalid_argument), on each of them, when one called all_gather() instead.
   void barrier() { barrier(all_names()); }

@@ -259,6 +259,17 @@ void PeerTable::debug_info(std::map<std::string, std::int64_t>& numbers) const {
       numbers[key + address] += static_cast<std::int64_t>(failures);
     });
   });
+  members_.for_each([&](const Life& life) {
+    const auto add_traffic = [&, key = "rpc.peer." + life.info().name](const Session& session) {
+      const auto traffic = session.statistics();
+      numbers[key + ".messages_sent"] += static_cast<std::int64_t>(traffic.sent);
+      numbers[key + ".bytes_sent"] += static_cast<std::int64_t>(traffic.sent_bytes);
+      numbers[key + ".messages_received"] += static_cast<std::int64_t>(traffic.received);
+      numbers[key + ".bytes_received"] += static_cast<std::int64_t>(traffic.received_bytes);
+    };
+    add_traffic(*life.session);
+    if (life.echo) add_traffic(*life.echo);
+  });
   Session::Statistics all;
   const auto add = [&all](const Session& session) {
     const auto one = session.statistics();

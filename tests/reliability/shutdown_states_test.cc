@@ -165,7 +165,7 @@ bool called_by_two_threads(Worker& self) {
 
 bool called_by_a_handler(Worker& self) {
   g_victim = &self;
-  self.barrier();
+  self.barrier({"worker0", "worker1", "worker2"});
   const bool refused = self.rpc_sync<shutdown_is_refused_in_a_handler>(next(self));
   meet(self);
   return in_time(self) && refused;
@@ -173,7 +173,7 @@ bool called_by_a_handler(Worker& self) {
 
 bool called_by_an_inline_function(Worker& self) {
   g_victim = &self;
-  self.barrier();
+  self.barrier({"worker0", "worker1", "worker2"});
   const bool refused = self.rpc_sync<shutdown_is_refused>(next(self));
   meet(self);
   return in_time(self) && refused;

@@ -95,6 +95,17 @@ TEST(Options, FieldsCountMoreThanTheEnvironment) {
   EXPECT_EQ(options.num_threads, 5);
 }
 
+TEST(Options, ErrorsNameWhatWasSet) {
+  const std::string wrong = " is \"1ms\"; allowed: twice heartbeat_interval (1s) to 24h";
+  EXPECT_EQ(error_with({{"STITCH_HEARTBEAT_TIMEOUT", "1ms"}}), "STITCH_HEARTBEAT_TIMEOUT" + wrong);
+  EXPECT_EQ(error_with({}, {.rank = 0, .world_size = 1, .heartbeat_timeout = 1ms}),
+            "heartbeat_timeout" + wrong);
+  // The field counts more.
+  EXPECT_EQ(error_with({{"STITCH_HEARTBEAT_TIMEOUT", "5s"}},
+                       {.rank = 0, .world_size = 1, .heartbeat_timeout = 1ms}),
+            "heartbeat_timeout" + wrong);
+}
+
 TEST(Options, UnknownVariablesAreErrorsWithAHint) {
   EXPECT_EQ(error_with({{"STITCH_RPC_TIMOUT", "5s"}}),
             "variable STITCH_RPC_TIMOUT is unknown; did you mean STITCH_RPC_TIMEOUT?");
@@ -134,14 +145,12 @@ TEST(Options, BadValuesAreNamed) {
             "init_method is \"http://x\"; allowed: env://, tcp://host:port, file:///path; did you "
             "mean tcp://?");
   EXPECT_EQ(error_with({{"STITCH_INLINE_BYTES", "2MiB"}}, {.rank = 0, .world_size = 1}),
-            "inline_bytes is \"2097152\"; allowed: sizes up to 1MiB");
+            "STITCH_INLINE_BYTES is \"2097152\"; allowed: sizes up to 1MiB");
   EXPECT_EQ(
       error_with({{"STITCH_MAX_INFLIGHT_BYTES", "0"}}),
-      "max_inflight_bytes is \"0\"; allowed: sizes from 1 byte on: with none, no call could be "
-      "made");
+      "STITCH_MAX_INFLIGHT_BYTES is \"0\"; allowed: sizes from 1 byte on: with none, no call could "
+      "be made");
   EXPECT_EQ(error_with({{"STITCH_INSECURE", "yes"}}), "STITCH_INSECURE is \"yes\"; allowed: 1, 0");
-  EXPECT_EQ(error_with({{"STITCH_HEARTBEAT_TIMEOUT", "100ms"}}),
-            "heartbeat_timeout is \"100ms\"; allowed: twice heartbeat_interval (1s) to 24h");
   EXPECT_EQ(error_with({}, {.rank = 0, .world_size = 1, .rpc_timeout = -1500us}),
             "rpc_timeout is \"-1500us\"; allowed: durations from 0 on");
   EXPECT_NE(error_with({}, {}).find("rank is not known: start the program with stitch-run"),
@@ -241,11 +250,11 @@ TEST(Options, UnknownChoicesAreRefusedInAWorldOfOneToo) {
             "transports is \"shn\"; allowed: loopback, shm, tcp, tensorpipe-shm, uv; did you mean "
             "shm?");
   EXPECT_EQ(error_with({{"STITCH_TRANSPORTS", "tcp,infiniband"}}),
-            "transports is \"infiniband\"; allowed: loopback, shm, tcp, tensorpipe-shm, uv");
+            "STITCH_TRANSPORTS is \"infiniband\"; allowed: loopback, shm, tcp, tensorpipe-shm, uv");
   EXPECT_EQ(error_with({}, {.rank = 0, .world_size = 1, .channels = {"basic", "cme"}}),
             "channels is \"cme\"; allowed: basic, cma; did you mean cma?");
   EXPECT_EQ(error_with({{"STITCH_GPU_PATHS", "staging,ncl"}}, {.rank = 0, .world_size = 1}),
-            "gpu_paths is \"ncl\"; allowed: peer, nccl, staging; did you mean nccl?");
+            "STITCH_GPU_PATHS is \"ncl\"; allowed: peer, nccl, staging; did you mean nccl?");
 }
 
 TEST(Options, ATcpPlaceMayBeAnIpv6Address) {
