@@ -10,7 +10,6 @@
 #include <utility>
 #include <vector>
 
-#include "stitch/base/alternate_stack.h"
 #include "stitch/base/callback_scope.h"
 #include "stitch/base/errno_text.h"
 #include "stitch/base/error.h"
@@ -52,7 +51,6 @@ class EventLoop::Impl {
       const SignalsBlocked blocked;  // the thread inherits that
       thread_ = std::thread([this, name = thread_name.substr(0, kThreadNameBytes)] {
         pthread_setname_np(pthread_self(), name.c_str());
-        use_alternate_stack();
         run();
       });
     } catch (const std::system_error& error) {

@@ -6,7 +6,6 @@
 #include <system_error>
 #include <utility>
 
-#include "stitch/base/alternate_stack.h"
 #include "stitch/base/callback_scope.h"
 #include "stitch/base/error.h"
 
@@ -75,7 +74,6 @@ void TaskThread::join() {
 
 void TaskThread::run() {
   pthread_setname_np(pthread_self(), "stitch-tasks");
-  use_alternate_stack();
   const CallbackScope callbacks;
   Tasks batch;
   std::vector<Timed> dropped;

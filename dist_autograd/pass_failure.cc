@@ -59,8 +59,7 @@ void Pass::expire() {
     base::MutexLock lock(mutex_);
     begun = begun_;
   }
-  agent_->dumps().on_timeout("backward timed out", engine_.table_of({shared_from_this()}),
-                             found.awaited);
+  agent_->dumps().on_timeout("backward timed out", engine_.table_of({shared_from_this()}));
   const auto ms =
       std::chrono::duration_cast<std::chrono::milliseconds>(rpc::Clock::now() - begun).count();
   abort(Error(ErrorCode::timeout,

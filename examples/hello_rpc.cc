@@ -11,5 +11,5 @@ int main() {
   auto self = stitch::init();  // who am I: torchrun, srun, mpirun, stitch-run, or Options
   if (self.rank() == 0)
     std::cout << stitch::rpc_sync<add>("worker1", torch::ones(2), torch::ones(2)) << std::endl;
-}  // ~Worker: graceful shutdown, bounded by Options::shutdown_timeout
+}  // ~Worker: serves until all want to leave
 // [tutorial: end]

@@ -22,7 +22,8 @@ int main() {
 
   // [tutorial: shutdown]
   try {
-    self.shutdown({.timeout = 10s});  // waits for all workers, and until nothing is in flight
+    // Waits until all workers leave (10 s at most), and until nothing is in flight.
+    self.shutdown({.wait = 10s});
   } catch (const stitch::Error& error) {
     std::cerr << error.what() << std::endl;  // names the workers that did not leave in time
     return 1;

@@ -93,8 +93,7 @@ int main(int argc, char** argv) try {
   }
   // [tutorial: roles]
   // A trainer's main() has nothing more to do: it serves in ~Worker until the server has finished
-  // or is gone, however long that takes.
-  if (options.rank > 0) options.shutdown_timeout = std::chrono::hours(24 * 365);
+  // or is gone.
   const auto self = stitch::init(options);
   if (self.rank() == 0) serve(line, self);
   // [tutorial: end]

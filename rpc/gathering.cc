@@ -66,18 +66,13 @@ Future<Posted> fetch_posted(std::string key, std::string type) {
       return found;
     });
   };
-  try {
-    std::shared_ptr<std::stop_callback<StopWaiting>> stop;
-    if (!posted.ready()) {
-      auto wait = std::make_shared<const Wait>(Wait{agent, key, fetched.wait});
-      stop = std::make_shared<std::stop_callback<StopWaiting>>(current_stop_token(),
-                                                               StopWaiting{std::move(wait)});
-    }
-    posted.on_ready([answer, stop = std::move(stop)] { answer(); });
-  } catch (...) {
-    agent->gather_exchange().stop_waiting(key, fetched.wait);
-    throw;
+  std::shared_ptr<std::stop_callback<StopWaiting>> stop;
+  if (!posted.ready()) {
+    auto wait = std::make_shared<const Wait>(Wait{agent, key, fetched.wait});
+    stop = std::make_shared<std::stop_callback<StopWaiting>>(current_stop_token(),
+                                                             StopWaiting{std::move(wait)});
   }
+  posted.on_ready([answer, stop = std::move(stop)] { answer(); });
   return promise.future();
 }
 

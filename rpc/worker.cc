@@ -7,12 +7,11 @@
 #include <thread>
 #include <utility>
 
-#include "stitch/base/alternate_stack.h"
 #include "stitch/base/deadline.h"
 #include "stitch/base/name_list.h"
-#include "stitch/base/patience.h"
 #include "stitch/rpc/agent/agent.h"
 #include "stitch/rpc/agent/gather_exchange.h"
+#include "stitch/rpc/agent/stop_signals.h"
 #include "stitch/rpc/function/registry.h"
 #include "stitch/rpc/future/live_runtimes.h"
 #include "stitch/rpc/gathering.h"
@@ -47,8 +46,7 @@ void leave(rpc::Agent& agent, ShutdownOptions options) {
   // A worker that starts from here on is not to find a world that is about to end. A fixed world
   // that is left gracefully goes on until all have agreed; see WorldExtension::on_all_leave().
   const bool alone_decides = !options.graceful || agent.options().world_size.is_elastic();
-  if (first && alone_decides && !agent.stopped() &&
-      base::patiently([&] { return agent.live_members().size(); }) == 1)
+  if (first && alone_decides && !agent.stopped() && agent.live_members().size() == 1)
     rpc::WorldExtension::of(agent).end_world();
   if (!agent.stopped() && options.graceful && agent.options().world_size.is_elastic()) {
     // The others are not waited for, but those that are in a gathering that has been completed here
@@ -60,7 +58,8 @@ void leave(rpc::Agent& agent, ShutdownOptions options) {
   }
   const std::chrono::nanoseconds spent = std::chrono::steady_clock::now() - began;
   const auto error = agent.shutdown(
-      options.graceful, std::max<std::chrono::nanoseconds>(limit - spent, std::chrono::seconds(0)));
+      options.graceful, std::max<std::chrono::nanoseconds>(limit - spent, std::chrono::seconds(0)),
+      options.wait);
   if (agent.stopped()) rpc::LiveRuntimes::of_this_process().remove(&agent);
   if (error) throw *error;
 }
@@ -103,10 +102,7 @@ Worker::~Worker() {
                "the background\n",
                to_string(agent_->self()).c_str());
   try {
-    std::thread([agent = agent_] {
-      base::use_alternate_stack();  // destroys objects of the program
-      leave_or_say_why(*agent);
-    }).detach();
+    std::thread([agent = agent_] { leave_or_say_why(*agent); }).detach();
   } catch (const std::system_error& error) {
     std::fprintf(stderr, "stitch: %s cannot leave: %s\n", to_string(agent_->self()).c_str(),
                  error.what());
@@ -153,6 +149,11 @@ void Worker::shutdown(ShutdownOptions options) {
 }
 
 std::vector<std::string> Worker::all_names() const {
+  if (agent()->options().world_size.is_elastic()) {
+    throw Error(ErrorCode::invalid_argument,
+                "barrier() and all_gather() take names in an elastic world, whose workers come and "
+                "go: say who takes part, as in barrier({\"a\", \"b\"})");
+  }
   std::vector<std::string> names;
   for (const auto& info : workers()) names.push_back(info.name);
   return names;
@@ -227,6 +228,10 @@ rpc::ExecutionContext context_of(const Worker& worker) {
 
 WorkerScope::WorkerScope(const Worker& worker) : scope_(context_of(worker)) {}
 
+bool stop_requested() noexcept { return rpc::stop_requested_at().has_value(); }
+
+void wait_for_stop() { rpc::await_stop_signal(); }
+
 WorkerInfo current_worker() { return rpc::current_agent()->self(); }
 
 Worker init(Options options) {
@@ -236,7 +241,9 @@ Worker init(Options options) {
   try {
     rpc::warn_about_slow_blas();
     rpc::FunctionRegistry::instance().check();
-    return Worker(rpc::join_world(resolve_options(std::move(options))));
+    options = resolve_options(std::move(options));
+    if (options.stop_on_signals) rpc::take_stop_signals();
+    return Worker(rpc::join_world(std::move(options)));
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {

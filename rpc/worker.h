@@ -24,16 +24,18 @@ namespace stitch {
 // How Worker::shutdown() leaves.
 struct ShutdownOptions {
   bool graceful = true;  // wait until all workers leave and nothing is in flight
-  std::optional<std::chrono::nanoseconds> timeout{};  // default Options::shutdown_timeout
+  // How long it serves until every live worker has asked to leave; not set: without a limit.
+  std::optional<std::chrono::nanoseconds> wait{};
+  // How long the end takes at most once all have; default Options::shutdown_timeout.
+  std::optional<std::chrono::nanoseconds> timeout{};
 };
 
 // A member of a world: makes calls and serves them. Several may live in one process, each
-// independent. Owned by value; moving it moves the membership. Its destructor shuts down
-// gracefully, within Options::shutdown_timeout, and reports on stderr when that was not graceful.
-// Where shutdown() would throw, the destructor reports that and the worker leaves in the
-// background, on a thread of its own. In a forked child it does nothing. Methods of one that was
-// moved from throw Error(invalid_argument). Thread contract: all methods from any thread but
-// shutdown(), which see.
+// independent. Owned by value; moving it moves the membership. Its destructor is shutdown(), and
+// reports on stderr when that was not graceful. Where shutdown() would throw, the destructor
+// reports that and the worker leaves in the background, on a thread of its own. In a forked child
+// it does nothing. Methods of one that was moved from throw Error(invalid_argument). Thread
+// contract: all methods from any thread but shutdown(), which see.
 class Worker {
  public:
   Worker(Worker&&) noexcept = default;
@@ -83,23 +85,25 @@ class Worker {
         }));
   }
 
-  // Leaves the world; the worker can do nothing afterwards. In a fixed world that is graceful when
-  // all workers do; one worker leaves an elastic world by itself, once its own calls, and those to
-  // it, are over. From here on the program's own threads
-  // begin no calls any more (`shutting_down`); handlers and continuations do, until nothing is in
-  // flight. Everything ends within the timeout (plus at most a second); throws Error(timeout)
-  // naming who was waited for when it could not be graceful. A second call waits for the end of the
-  // first, within its own timeout (plus at most a second), and does nothing else; it throws
-  // Error(timeout) when the first still runs then. Throws Error(invalid_argument), and the worker
-  // continues as before, on a thread that it would have to wait for: in a handler, continuation or
-  // coroutine of this worker, or, if graceful, of any worker of its world; in an inline function,
-  // an on_ready callback, a stop callback or a canceller that one of stitch's threads runs.
+  // Leaves the world; the worker can do nothing afterwards. In a fixed world it serves until every
+  // live worker has called it, without a limit unless `wait` is set or a stop signal has come (then
+  // for `timeout` from that signal on); after `timeout` it says once, on stderr, for whom. Once all
+  // have, everything ends within `timeout` (plus at most a second). One worker leaves an elastic
+  // world by itself, once its own calls, and those to it, are over. From here on the program's own
+  // threads begin no calls any more (`shutting_down`); handlers and continuations do, until nothing
+  // is in flight. Throws Error(timeout) naming who was waited for when it could not be graceful. A
+  // second call waits for the end of the first, with the same limits, and does nothing else; it
+  // throws Error(timeout) when the first still runs then. Throws Error(invalid_argument), and the
+  // worker continues as before, on a thread that it would have to wait for: in a handler,
+  // continuation or coroutine of this worker, or, if graceful, of any worker of its world; in an
+  // inline function, an on_ready callback, a stop callback or a canceller that one of stitch's
+  // threads runs.
   void shutdown(ShutdownOptions options = {});
 
   // Waits until all workers, or all of `names` (this worker among them), have called it. Each set
   // of lives of workers counts its barriers and all_gathers by itself: after one of them was
-  // restarted they begin anew. In an elastic world workers may differ for a moment about who all
-  // are: state the names. When one of them dies or leaves, the others get Error(disconnected) at
+  // restarted they begin anew. An elastic world needs the names: without them it throws
+  // Error(invalid_argument). When one of them dies or leaves, the others get Error(disconnected) at
   // once. Throws Error(timeout) naming the workers that did not arrive within Options::rpc_timeout,
   // and Error(invalid_argument), on each of them, when one called all_gather() instead.
   void barrier() { barrier(all_names()); }
@@ -204,6 +208,13 @@ class Worker {
 // Blocks for at most Options::init_timeout, and 1 s more where a TCP store does not answer; a store
 // of the program's own (Options::store) has its own limits.
 [[nodiscard]] Worker init(Options options = {});
+
+// Whether SIGTERM or SIGINT has come to this process since a worker was started with
+// Options::stop_on_signals. Any thread.
+[[nodiscard]] bool stop_requested() noexcept;
+// Waits for that: what the main() of a server of an elastic world ends with. Throws
+// Error(invalid_argument) where no worker was started with that option. Any thread.
+void wait_for_stop();
 
 // Makes a worker current on this thread for a block.
 class WorkerScope {

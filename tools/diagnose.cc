@@ -141,8 +141,7 @@ std::string diagnosis_dot(const Dumps& dumps) {
   std::map<std::string, std::string> notes;  // by worker: the functions that hold others up
   std::set<std::string> workers;
   struct Arrow {
-    int count = 0;
-    double seconds = 0;
+    std::set<double> ages;  // of each wait once, whichever chains it is in
     bool circular = false;
   };
   std::map<std::tuple<std::string, std::string, std::string>, Arrow> arrows;
@@ -156,8 +155,7 @@ std::string diagnosis_dot(const Dumps& dumps) {
       workers.insert(link.worker);
       workers.insert(link.to);
       Arrow& arrow = arrows[{link.worker, link.to, link.what}];
-      ++arrow.count;
-      arrow.seconds = std::max(arrow.seconds, link.seconds);
+      arrow.ages.insert(link.seconds);
       arrow.circular = arrow.circular || chain.circular;
     }
   }
@@ -176,8 +174,9 @@ std::string diagnosis_dot(const Dumps& dumps) {
   for (const auto& [key, arrow] : arrows) {
     const auto& [from, to, what] = key;
     dot += "  \"" + escaped(from) + "\" -> \"" + escaped(to) + "\" [label=\"" + escaped(what) +
-           (arrow.count > 1 ? " (" + std::to_string(arrow.count) + ")" : "") + "\\n" +
-           seconds_text(arrow.seconds) + "\"" + (arrow.circular ? ", color=red" : "") + "];\n";
+           (arrow.ages.size() > 1 ? " (" + std::to_string(arrow.ages.size()) + ")" : "") + "\\n" +
+           seconds_text(*arrow.ages.rbegin()) + "\"" + (arrow.circular ? ", color=red" : "") +
+           "];\n";
   }
   return dot + "}\n";
 }

@@ -17,18 +17,37 @@ constexpr std::size_t kMaxFiles = 20'000;
 
 [[noreturn]] void refuse(const std::string& why) { throw std::runtime_error(why); }
 
-std::string required_text(const Json& dump, std::string_view name) {
-  const Json* const value = dump.member(name);
-  if (value == nullptr || value->text() == nullptr)
-    refuse("\"" + std::string(name) + "\" is missing or is no text");
-  return readable(*value->text());
+using nlohmann::json;
+
+json parse(const std::string& text) {
+  constexpr int kMaxDepth = 32;
+  try {
+    return json::parse(text, [](int depth, json::parse_event_t, const json&) {
+      if (depth > kMaxDepth) refuse("values are nested too deeply");
+      return true;
+    });
+  } catch (const json::exception& error) {
+    refuse(error.what());
+  }
 }
 
-double required_number(const Json& dump, std::string_view name) {
-  const Json* const value = dump.member(name);
-  if (value == nullptr || value->number() == nullptr)
-    refuse("\"" + std::string(name) + "\" is missing or is no number");
-  return *value->number();
+// Null for what is no object or has no such member.
+const json& member(const json& object, const char* name) {
+  static const json nothing;
+  const auto found = object.find(name);
+  return found == object.end() ? nothing : *found;
+}
+
+std::string required_text(const json& dump, const char* name) {
+  const json& value = member(dump, name);
+  if (!value.is_string()) refuse("\"" + std::string(name) + "\" is missing or is no text");
+  return readable(value.get_ref<const std::string&>());
+}
+
+double required_number(const json& dump, const char* name) {
+  const json& value = member(dump, name);
+  if (!value.is_number()) refuse("\"" + std::string(name) + "\" is missing or is no number");
+  return value.get<double>();
 }
 
 }  // namespace
@@ -42,32 +61,32 @@ std::string readable(std::string_view text) {
   return result;
 }
 
-const Json* DumpRow::find(std::string_view column) const {
+const json* DumpRow::find(std::string_view column) const {
   const auto found = std::find(columns_->begin(), columns_->end(), column);
   const auto index = static_cast<std::size_t>(found - columns_->begin());
   return index < cells_->size() && found != columns_->end() ? &(*cells_)[index] : nullptr;
 }
 
 std::string DumpRow::text(std::string_view column) const {
-  const Json* const cell = find(column);
-  return cell == nullptr || cell->text() == nullptr ? "" : readable(*cell->text());
+  const json* const cell = find(column);
+  return cell == nullptr || !cell->is_string() ? "" : readable(cell->get_ref<const std::string&>());
 }
 
 double DumpRow::number(std::string_view column) const {
-  const Json* const cell = find(column);
-  return cell == nullptr || cell->number() == nullptr ? 0 : *cell->number();
+  const json* const cell = find(column);
+  return cell == nullptr || !cell->is_number() ? 0 : cell->get<double>();
 }
 
 bool DumpRow::has(std::string_view column) const {
-  const Json* const cell = find(column);
-  return cell != nullptr && !std::holds_alternative<std::monostate>(cell->value);
+  const json* const cell = find(column);
+  return cell != nullptr && !cell->is_null();
 }
 
 std::vector<DumpRow> Dump::rows(std::string_view table) const {
   std::vector<DumpRow> rows;
   const auto found = tables_.find(table);
   if (found == tables_.end()) return rows;
-  for (const Json::Array& cells : found->second.rows)
+  for (const DumpRow::Cells& cells : found->second.rows)
     rows.emplace_back(found->second.columns, cells);
   return rows;
 }
@@ -79,44 +98,41 @@ Dump read_dump(const std::filesystem::path& file) {
   std::ifstream in(file, std::ios::binary);
   std::string text((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
   if (!in) refuse("it cannot be read");
-  const Json json = parse_json(text);
-  const Json* const version = json.member("stitch_dump");
-  if (version == nullptr || version->number() == nullptr) refuse("it is no dump of stitch");
-  if (*version->number() != 1) {
+  const json read = parse(text);
+  const json& version = member(read, "stitch_dump");
+  if (!version.is_number()) refuse("it is no dump of stitch");
+  if (version != 1) {
     refuse("it is of version " +
-           std::to_string(static_cast<long>(std::clamp(*version->number(), 0.0, 1e9))) +
+           std::to_string(static_cast<long>(std::clamp(version.get<double>(), 0.0, 1e9))) +
            " of dumps, and this program reads version 1");
   }
   Dump dump;
   dump.file = readable(file.filename().string());
-  dump.name = required_text(json, "name");
-  dump.id = required_number(json, "id");
-  dump.epoch = required_number(json, "epoch");
-  if (const Json* const world = json.member("world"); world != nullptr && world->text() != nullptr)
-    dump.world = readable(*world->text());
-  const double pid = required_number(json, "pid");
+  dump.name = required_text(read, "name");
+  dump.id = required_number(read, "id");
+  dump.epoch = required_number(read, "epoch");
+  if (const json& world = member(read, "world"); world.is_string())
+    dump.world = readable(world.get_ref<const std::string&>());
+  const double pid = required_number(read, "pid");
   dump.pid = pid >= 0 && pid < 1e9 ? static_cast<long>(pid) : 0;
-  dump.host = required_text(json, "host");
-  dump.reason = required_text(json, "reason");
-  dump.time = required_number(json, "time");
-  const Json* const tables = json.member("tables");
-  if (tables == nullptr || tables->array() == nullptr)
-    refuse("\"tables\" is missing or is no list");
-  for (const Json& each : *tables->array()) {
-    const Json* const columns = each.member("columns");
-    const Json* const rows = each.member("rows");
-    if (columns == nullptr || columns->array() == nullptr || rows == nullptr ||
-        rows->array() == nullptr)
-      refuse("a table has no columns or no rows");
+  dump.host = required_text(read, "host");
+  dump.reason = required_text(read, "reason");
+  dump.time = required_number(read, "time");
+  const json& tables = member(read, "tables");
+  if (!tables.is_array()) refuse("\"tables\" is missing or is no list");
+  for (const json& each : tables) {
+    const json& columns = member(each, "columns");
+    const json& rows = member(each, "rows");
+    if (!columns.is_array() || !rows.is_array()) refuse("a table has no columns or no rows");
     Dump::Table table;
-    for (const Json& column : *columns->array()) {
-      if (column.text() == nullptr) refuse("the name of a column is no text");
-      table.columns.push_back(*column.text());
+    for (const json& column : columns) {
+      if (!column.is_string()) refuse("the name of a column is no text");
+      table.columns.push_back(column.get<std::string>());
     }
-    for (const Json& row : *rows->array()) {
-      if (row.array() == nullptr || row.array()->size() != table.columns.size())
+    for (const json& row : rows) {
+      if (!row.is_array() || row.size() != table.columns.size())
         refuse("a row of table \"" + required_text(each, "name") + "\" does not fit its columns");
-      table.rows.push_back(*row.array());
+      table.rows.push_back(row.get_ref<const DumpRow::Cells&>());
     }
     dump.tables_.insert_or_assign(required_text(each, "name"), std::move(table));
   }
@@ -133,26 +149,29 @@ namespace {
 // What a folder has of one world.
 struct Run {
   std::map<std::string, Dump, std::less<>> by_worker;
-  std::map<std::string, Dump, std::less<>> running;
   std::vector<std::string> former_lives;
   double newest = 0;  // dump of it
 };
 
 // What a former life of a worker has written says nothing about the one that runs.
 void leave_out_former_lives(Run& run) {
-  for (auto each = run.by_worker.begin(); each != run.by_worker.end();) {
-    const Dump& dump = each->second;
-    const auto sign = run.running.find(each->first);
-    if (sign == run.running.end() || sign->second.epoch <= dump.epoch) {
-      ++each;
-      continue;
+  std::map<std::string, double> epochs;
+  for (const auto& [name, dump] : run.by_worker) {
+    for (const DumpRow& row : dump.rows("members")) {
+      double& epoch = epochs[row.text("name")];
+      epoch = std::max(epoch, row.number("epoch"));
     }
-    char epochs[80];
-    std::snprintf(epochs, sizeof(epochs), " is of epoch %.0f, and epoch %.0f runs", dump.epoch,
-                  sign->second.epoch);
-    run.former_lives.push_back("\"" + dump.file + "\": worker \"" + dump.name + "\"" + epochs);
-    each = run.by_worker.erase(each);
   }
+  std::erase_if(run.by_worker, [&](const auto& each) {
+    const auto& [name, dump] = each;
+    const auto known = epochs.find(name);
+    if (known == epochs.end() || known->second <= dump.epoch) return false;
+    char text[80];
+    std::snprintf(text, sizeof(text), " is of epoch %.0f, and epoch %.0f runs", dump.epoch,
+                  known->second);
+    run.former_lives.push_back("\"" + dump.file + "\": worker \"" + name + "\"" + text);
+    return true;
+  });
 }
 
 // The newest files of a folder, of those that are read.
@@ -184,12 +203,8 @@ class NewestFiles {
 };
 
 std::string other_run_text(const std::string& world, const Run& run, double newest) {
-  std::string text = world.empty() ? "files without the number of a world" : "world " + world;
-  if (run.by_worker.empty()) {
-    return text + ": no dump, but " + std::to_string(run.running.size()) +
-           " workers run that write them there: send them SIGUSR1";
-  }
-  return text + ": dumps of " + std::to_string(run.by_worker.size()) + " workers, " +
+  return (world.empty() ? "files without the number of a world" : "world " + world) +
+         ": dumps of " + std::to_string(run.by_worker.size()) + " workers, " +
          std::to_string(static_cast<long long>(std::clamp(newest - run.newest, 0.0, 1e12))) +
          " s older";
 }
@@ -209,7 +224,6 @@ Dumps newest_run(std::map<std::string, Run>& runs) {
       dumps.other_runs.push_back(other_run_text(world, run, newest->second.newest));
   }
   dumps.by_worker = std::move(newest->second.by_worker);
-  dumps.running = std::move(newest->second.running);
   dumps.former_lives = std::move(newest->second.former_lives);
   return dumps;
 }
@@ -224,21 +238,15 @@ Dumps read_dumps(const std::filesystem::path& folder) {
            "named");
   }
   NewestFiles newest;
-  NewestFiles newest_signs;  // of workers that run for long: they are old
   for (const auto& entry : std::filesystem::directory_iterator(folder)) {
-    if (entry.path().extension() != ".json") continue;
-    const bool sign = entry.path().stem().extension() == ".running";
-    (sign ? newest_signs : newest).add(entry);
+    if (entry.path().extension() == ".json") newest.add(entry);
   }
-  std::vector<std::filesystem::path> files = newest.take();
-  for (auto& sign : newest_signs.take()) files.push_back(std::move(sign));
   std::map<std::string, Run> runs;  // by world
   std::vector<std::string> left_out;
-  for (const auto& file : files) {
+  for (const auto& file : newest.take()) {
     try {
       Dump dump = read_dump(file);
-      Run& run = runs[dump.world];
-      auto& all = dump.only_running() ? run.running : run.by_worker;
+      auto& all = runs[dump.world].by_worker;
       const auto found = all.find(dump.name);
       const bool newer = found == all.end() || dump.epoch > found->second.epoch ||
                          (dump.epoch == found->second.epoch && dump.time >= found->second.time);
@@ -255,12 +263,6 @@ Dumps read_dumps(const std::filesystem::path& folder) {
   dumps.left_out = std::move(left_out);
   if (dumps.by_worker.empty()) {
     std::string text = "there is no dump in \"" + folder.string() + "\"";
-    std::size_t running = 0;
-    for (const auto& [world, run] : runs) running += run.running.size();
-    if (running > 0) {
-      text += ", but " + std::to_string(running) +
-              " workers run that write them there: send them SIGUSR1";
-    }
     for (const std::string& each : dumps.left_out) text += "\n  left out: " + each;
     for (const auto& [world, run] : runs) {
       for (const std::string& each : run.former_lives) text += "\n  left out: " + each;

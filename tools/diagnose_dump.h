@@ -2,19 +2,18 @@
 
 #include <filesystem>
 #include <map>
-#include <optional>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 #include <vector>
-
-#include "diagnose_json.h"
 
 namespace stitch_run {
 
 // One row of a table of a dump. Refers to its table.
 class DumpRow {
  public:
-  DumpRow(const std::vector<std::string>& columns, const Json::Array& cells)
+  using Cells = nlohmann::json::array_t;
+  DumpRow(const std::vector<std::string>& columns, const Cells& cells)
       : columns_(&columns), cells_(&cells) {}
   // The text of a column, without control characters, cut to a readable length; empty if the row
   // has none.
@@ -24,9 +23,9 @@ class DumpRow {
   [[nodiscard]] bool has(std::string_view column) const;
 
  private:
-  [[nodiscard]] const Json* find(std::string_view column) const;
+  [[nodiscard]] const nlohmann::json* find(std::string_view column) const;
   const std::vector<std::string>* columns_;
-  const Json::Array* cells_;
+  const Cells* cells_;
 };
 
 // What one worker wrote about itself (rpc/agent/dumps.h), checked.
@@ -41,8 +40,6 @@ class Dump {
   std::string host;
   std::string reason;
   double time = 0;  // seconds since 1970
-  // The worker's sign of life, which has no tables.
-  [[nodiscard]] bool only_running() const { return reason == "running"; }
   // The rows of a table; none if the dump has no such table.
   [[nodiscard]] std::vector<DumpRow> rows(std::string_view table) const;
 
@@ -50,7 +47,7 @@ class Dump {
   friend Dump read_dump(const std::filesystem::path& file);
   struct Table {
     std::vector<std::string> columns;
-    std::vector<Json::Array> rows;
+    std::vector<DumpRow::Cells> rows;
   };
   std::map<std::string, Table, std::less<>> tables_;
 };
@@ -59,11 +56,10 @@ class Dump {
 [[nodiscard]] Dump read_dump(const std::filesystem::path& file);
 
 // The dumps of one run in a folder, the one of the newest dump: of each worker the newest of its
-// highest epoch, and its sign of life. A worker whose sign of life is of a higher epoch than all of
-// its dumps has none: those are of a process that is no more.
+// highest epoch. A worker that others know with a higher epoch has none: its dumps are of a process
+// that is no more.
 struct Dumps {
   std::map<std::string, Dump, std::less<>> by_worker;
-  std::map<std::string, Dump, std::less<>> running;
   std::vector<std::string> left_out;      // files that cannot be read, and why
   std::vector<std::string> former_lives;  // dumps of such workers, a line for each
   std::vector<std::string> other_runs;    // what the folder has of others, a line for each

@@ -14,11 +14,11 @@ class SilentWorkers {
  public:
   explicit SilentWorkers(const Dumps& dumps);
 
-  // What is known of a worker of which there is no dump: that it "is stopped", "is dead", "has
-  // left", or that it has written none.
+  // What is known of a worker of which there is no dump: that it was declared dead, has left, or
+  // has written none.
   [[nodiscard]] std::string why(const std::string& worker) const;
-  // Those that dumps name as members, or that have a sign of life. One whose last life has left or
-  // was declared dead has nothing to say: it is among them only if it is in `awaited`.
+  // Those that dumps name as members. One whose last life has left or was declared dead has nothing
+  // to say: it is among them only if it is in `awaited`.
   [[nodiscard]] std::vector<std::string> list(const std::set<std::string>& awaited) const;
 
  private:

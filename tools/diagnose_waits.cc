@@ -21,6 +21,9 @@ constexpr std::size_t kMaxLinks = 64;
 constexpr std::string_view kGatherings[] = {"stitch::Worker::barrier", "stitch::Worker::all_gather",
                                             "stitch::detail::fetch_posted"};
 
+constexpr std::string_view kShutdown = "shutdown";  // as WaitLink::what
+constexpr std::string_view kForLeader = "the leader of the shutdown";
+
 std::string in_quotes(std::string_view worker) { return "\"" + std::string(worker) + "\""; }
 
 std::string with_brackets(const std::string& function) {
@@ -42,7 +45,8 @@ class Follower {
     // A chain that comes back to a worker in it, and ends there in a wait, is a circle.
     if (ends_in_wait_ && !chain_.circular) {
       for (const WaitLink& link : chain_.links)
-        chain_.circular = chain_.circular || (link.worker == chain_.culprit && several(link));
+        chain_.circular = chain_.circular || (link.worker == chain_.culprit && several(link) &&
+                                              link.what != kShutdown);
     }
     chain_.text = text_;
     return std::move(chain_);
@@ -101,7 +105,7 @@ class Follower {
     const std::string to = row.text("worker");
     const std::string what = row.text("waits for");
     const double age = row.number("age");
-    link(dump.name, to, "shutdown", age);
+    link(dump.name, to, std::string(kShutdown), age);
     say("worker " + in_quotes(to) + " in its shutdown since " + seconds_text(age) + ": for " +
         what);
     if (!enter(dump.name, "shutdown")) return;
@@ -110,7 +114,7 @@ class Follower {
       end_silent(to);
       return;
     }
-    if (what == "the leader of the shutdown" || what == "its leave") {
+    if (what == kForLeader || what == "its leave") {
       const auto next = there->rows("shutdown");
       if (!next.empty()) {
         add("; that one waits for ");
@@ -461,8 +465,13 @@ void add_chains_of(const Dumps& dumps, const SilentWorkers& silent, const Dump& 
     if (row.number("root here") == 0) continue;
     follow(true, row.number("age"), [&](Follower& f) { f.follow_pass(dump, row); });
   }
-  for (const DumpRow& row : dump.rows("shutdown"))
+  for (const DumpRow& row : dump.rows("shutdown")) {
+    // A worker that serves until the others leave, too, waits for nothing.
+    const std::string what = row.text("waits for");
+    const bool serves = what == "shutdown to be called" || what == kForLeader;
+    if (serves && dump.reason != "shutdown timed out") continue;
     follow(true, row.number("age"), [&](Follower& f) { f.follow_shutdown(dump, row); });
+  }
 }
 
 // What a dump says of which the others may know better.

@@ -315,11 +315,7 @@ void Launcher::report() {
   if (ending_->failed != nullptr) {
     const Worker& failed = *ending_->failed;
     exit_code_ = failed.status->code();
-    const auto& lines =
-        failed.err.last_lines().empty() ? failed.out.last_lines() : failed.err.last_lines();
-    const std::string what = "stitch-run: " + failed.name + " " + failed.status->text();
-    err_.write_line("", what + (lines.empty() ? "" : "; its last lines:"));
-    for (const std::string& line : lines) err_.write_line("  ", line);
+    err_.write_line("", "stitch-run: " + failed.name + " " + failed.status->text());
   } else if (ending_->timeout) {
     exit_code_ = kTimeoutStatus;
     err_.write_line("", "stitch-run: stopped after " + seconds(*options_.timeout) +

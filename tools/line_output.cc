@@ -89,8 +89,6 @@ void LineSplitter::finish() {
 
 void LineSplitter::finish_line() {
   sink_.write_line(prefix_, line_);
-  last_.push_back(std::move(line_));
-  if (last_.size() > kKept) last_.pop_front();
   line_.clear();
 }
 

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <deque>
 #include <string>
 #include <string_view>
 
@@ -25,8 +24,8 @@ class LineSink {
   const bool terminal_;
 };
 
-// Cuts one stream of one process into lines and prints them with the process's prefix. Keeps the
-// last lines. Not thread-safe.
+// Cuts one stream of one process into lines and prints them with the process's prefix. Not
+// thread-safe.
 class LineSplitter {
  public:
   // `sink` outlives this.
@@ -36,10 +35,6 @@ class LineSplitter {
   // The stream has ended: an unterminated line is printed, too.
   void finish();
 
-  // At most kKept lines, oldest first.
-  [[nodiscard]] const std::deque<std::string>& last_lines() const { return last_; }
-
-  static constexpr std::size_t kKept = 10;
   // Longer lines are printed in pieces.
   static constexpr std::size_t kMaxLine = std::size_t{1} << 20;
 
@@ -52,7 +47,6 @@ class LineSplitter {
   std::string line_;
   // A carriage return was seen; a newline may follow and make both one line end.
   bool carriage_return_ = false;
-  std::deque<std::string> last_;
 };
 
 }  // namespace stitch_run

@@ -112,7 +112,7 @@ int live(const WorkerSettings& settings) {
   const WaitScope waits(waiting, WaitScope::kShutdown, kShutdownTimeout + 1s);
   life.end = End::itself;
   try {
-    self.shutdown({.graceful = true, .timeout = kShutdownTimeout});
+    self.shutdown({.wait = kShutdownTimeout / 2, .timeout = kShutdownTimeout / 2});
     life.left_gracefully = true;
   } catch (const stitch::Error& error) {
     std::fprintf(stderr, "stitch-reliability: shutdown: %s\n", error.what());

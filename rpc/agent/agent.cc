@@ -41,7 +41,6 @@ Agent::Agent(Options options, WorkerInfo self, std::shared_ptr<base::EventLoop> 
   set_frame_handler(wire::kLeave, [this](InMessage message) {
     graceful_shutdown_->on_message(std::move(message));
   });
-  set_frame_handler(wire::kDump, [this](InMessage message) { dumps_.on_asked(message.from); });
   set_frame_handler(wire::kMembership,
                     [this](InMessage message) { membership_->on_frame(std::move(message)); });
   set_frame_handler(wire::kTransfer,
@@ -76,7 +75,7 @@ void Agent::start(std::unique_ptr<PeerTable> peers, const std::vector<Member>& m
        .paths = options_.gpu_paths});
   sender_.start(self, *peers_);
   dumps_.start(self);
-  outgoing_calls_.start(self, *peers_, loop_);
+  outgoing_calls_.start(self, *peers_, loop_, served_calls_.stop_callbacks());
   served_calls_.start(self, loop_);
   gather_exchange_->start(loop_, self);
   peers_->record_events(shared_events());
@@ -264,12 +263,6 @@ void Agent::route(const std::shared_ptr<transport::Connection>& connection, InMe
     case wire::kGiveRoom:
       outgoing_calls_.on_give_room(message);
       return;
-    case wire::kAskThreads:
-      served_calls_.on_ask_threads(message);
-      return;
-    case wire::kThreads:
-      outgoing_calls_.on_threads(message);
-      return;
     default:
       break;
   }
@@ -316,8 +309,7 @@ void Agent::on_peer_lost(const WorkerInfo& peer, const Error& reason) {
                    exception.what());
     }
   };
-  const Error last_sign = with_last_sign(peer, reason);
-  tell([&] { outgoing_calls_.on_peer_lost(peer, last_sign); });
+  tell([&] { outgoing_calls_.on_peer_lost(peer, reason); });
   tell([&] { served_calls_.on_peer_lost(peer); });
   tell([&] { device_tensors_.on_peer_lost(peer, reason); });
   tell([&] { gather_exchange_->on_lost(peer); });
@@ -325,25 +317,6 @@ void Agent::on_peer_lost(const WorkerInfo& peer, const Error& reason) {
       [&](Extension& extension) { tell([&] { extension.on_peer_lost(peer, reason); }); });
   tell([&] { graceful_shutdown_->on_peer_lost(peer); });
   tell([&] { membership_->on_link_lost(peer, reason); });
-}
-
-// The reason, with the life that it is about and when it was last heard of; without these where
-// there is no memory for the text: what waits for the peer must end all the same.
-Error Agent::with_last_sign(const WorkerInfo& peer, const Error& reason) const noexcept try {
-  std::string text = std::string(reason.what()) + " (epoch " + std::to_string(peer.epoch);
-  const Life* life = peers_->life(peer);
-  const auto heard = life == nullptr ? 0 : life->heard.load(std::memory_order_relaxed);
-  if (heard == 0) {
-    text += ", never heard of)";
-  } else {
-    const auto silent = Clock::now().time_since_epoch() - Clock::duration(heard);
-    text += ", last heard of " +
-            duration_text(std::max<std::chrono::nanoseconds>(silent, std::chrono::nanoseconds(0))) +
-            " ago)";
-  }
-  return Error(reason.code(), text).with_worker(reason.worker());
-} catch (const std::exception&) {
-  return reason;
 }
 
 std::vector<WorkerInfo> Agent::live_members() const {

@@ -172,13 +172,15 @@ class Agent final : public Runtime, public std::enable_shared_from_this<Agent> {
   // ---- ending
   // This worker was declared dead: all its calls fail with `error` from now on.
   void fence(const Error& error);
-  // Shuts down. Graceful: first waits until every live worker shuts down too and nothing is in
-  // flight anywhere; in an elastic world until this worker has nothing to do, then leaves. Always
-  // ends everything here, at most a second after `timeout`, whatever its threads do; returns the
-  // error that made it less than graceful, if any. A second call waits for the end of the first, at
-  // most a second beyond its own `timeout`, and does nothing else; it returns an error when the
-  // first still runs then. Throws what why_not_here() returns, before doing anything.
-  std::optional<Error> shutdown(bool graceful, std::chrono::nanoseconds timeout);
+  // Shuts down. Graceful: first waits until every live worker shuts down too (at most `wait`, where
+  // that is given) and nothing is in flight anywhere; in an elastic world until this worker has
+  // nothing to do, then leaves. Once no worker is waited for, ends everything here, at most a
+  // second after `timeout`, whatever its threads do; returns the error that made it less than
+  // graceful, if any. A second call waits for the end of the first, with the same limits, and does
+  // nothing else; it returns an error when the first still runs then. Throws what why_not_here()
+  // returns, before doing anything.
+  std::optional<Error> shutdown(bool graceful, std::chrono::nanoseconds timeout,
+                                std::optional<std::chrono::nanoseconds> wait = std::nullopt);
   // Why shutdown() must not be called on this thread, for which it would wait; nothing if it may.
   [[nodiscard]] std::optional<Error> why_not_here() const;
   // Whether this thread runs a handler, a continuation or a node of a pass of this worker.
@@ -242,7 +244,6 @@ class Agent final : public Runtime, public std::enable_shared_from_this<Agent> {
                                   const WorkerInfo& from, std::uint16_t kind, std::uint64_t call_id,
                                   const Error& error) noexcept;
   void on_peer_lost(const WorkerInfo& peer, const Error& reason);
-  [[nodiscard]] Error with_last_sign(const WorkerInfo& peer, const Error& reason) const noexcept;
   // How a call of shutdown() after the first ends.
   std::optional<Error> await_first_shutdown(Clock::time_point deadline);
   // Leaves an elastic world, which goes on.

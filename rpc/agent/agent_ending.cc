@@ -2,8 +2,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <memory>
-#include <new>
 #include <string>
 #include <thread>
 #include <vector>
@@ -11,7 +9,6 @@
 #include "stitch/base/callback_scope.h"
 #include "stitch/base/deadline.h"
 #include "stitch/base/name_list.h"
-#include "stitch/base/patience.h"
 #include "stitch/rpc/agent/agent.h"
 #include "stitch/rpc/agent/bounded_task.h"
 #include "stitch/rpc/agent/gather_exchange.h"
@@ -20,15 +17,6 @@
 #include "stitch/rpc/agent/worker_report.h"
 
 namespace stitch::rpc {
-
-namespace {
-
-std::vector<WorkerId> ids_of(const std::optional<ShutdownProtocol::Waiting>& waiting) {
-  if (!waiting) return {};
-  return {waiting->missing.begin(), waiting->missing.end()};
-}
-
-}  // namespace
 
 std::optional<Error> Agent::why_not_here() const {
   if (state_.ended()) return std::nullopt;
@@ -45,30 +33,31 @@ std::optional<Error> Agent::why_not_here() const {
   return std::nullopt;
 }
 
-std::optional<Error> Agent::shutdown(bool graceful, std::chrono::nanoseconds timeout) {
+std::optional<Error> Agent::shutdown(bool graceful, std::chrono::nanoseconds timeout,
+                                     std::optional<std::chrono::nanoseconds> wait) {
   if (forked()) return std::nullopt;
   if (auto refusal = why_not_here()) throw std::move(*refusal);
-  const auto deadline = base::deadline_after(timeout);
-  if (!state_.begin_shutdown()) return await_first_shutdown(deadline);
-  const std::unique_ptr<AgentState, void (*)(AgentState*)> ended(
-      &state_, [](AgentState* state) { state->end(); });  // also when something below throws
+  auto deadline = base::deadline_after(timeout);
+  const bool waits = graceful && !options_.world_size.is_elastic();
+  if (!state_.begin_shutdown()) {
+    constexpr auto kNone = std::chrono::nanoseconds::max();
+    const auto longest = wait.value_or(kNone) < kNone - timeout ? *wait + timeout : kNone;
+    return await_first_shutdown(waits ? base::deadline_after(longest) : deadline);
+  }
   std::optional<Error> error;
-  if (graceful) {
-    try {
-      if (options_.world_size.is_elastic()) {
-        error = leave(deadline);
-      } else if ((error = graceful_shutdown_->run(deadline))) {
-        dump_shutdown();
-      }
-    } catch (...) {
-      error = to_error(std::current_exception());  // everything here still ends
-    }
+  if (waits) {
+    const auto until = wait ? base::deadline_after(*wait) : Clock::time_point::max();
+    if ((error = graceful_shutdown_->run(until, timeout))) dump_shutdown();
+    deadline = graceful_shutdown_->deadline();
+  } else if (graceful) {
+    error = leave(deadline);
   }
   // Even past the deadline, closing has a second. A dump of the timeout takes its time from that.
   const auto now = Clock::now();
   const auto late =
       std::clamp<Clock::duration>(now - deadline, Clock::duration::zero(), Dumps::kTimeToWrite);
   stop_everything(std::max(deadline, now + std::chrono::seconds(1) - late));
+  state_.end();
   return error;
 }
 
@@ -80,25 +69,19 @@ std::optional<Error> Agent::await_first_shutdown(Clock::time_point deadline) {
   std::string text = "a second shutdown of " + to_string(self_) +
                      " has reached its time limit: the first one still ";
   const auto waiting = graceful_shutdown_->waiting();
-  const std::vector<WorkerId> awaited = ids_of(waiting);
-  dumps_.on_timeout("shutdown timed out", {}, awaited);
+  dumps_.on_timeout("shutdown timed out", {});
   if (!waiting) {
     text += "runs";
   } else {
     std::vector<std::string> names;
-    for (const WorkerId id : awaited) names.push_back(to_string(peers_->find(id)));
+    for (const WorkerId id : waiting->missing) names.push_back(to_string(peers_->find(id)));
     text += std::string("waits for ") + waiting->what + ": " + base::join_names(names);
   }
   return Error(ErrorCode::timeout, text);
 }
 
 void Agent::dump_shutdown() noexcept {
-  try {
-    const auto waited = graceful_shutdown_->waited();
-    dumps_.on_shutdown_timeout(shutdown_table(*this, waited), ids_of(waited));
-  } catch (const std::bad_alloc&) {
-    // It ends without a dump.
-  }
+  dumps_.on_shutdown_timeout(shutdown_table(*this, graceful_shutdown_->waited()));
 }
 
 void Agent::fence(const Error& error) {
@@ -146,21 +129,12 @@ void Agent::stop_everything(Clock::time_point deadline) {
   peers_->expect_closing();
   {
     const base::CallbackScope callbacks;
-    // What has had no memory in the end must not keep the others from ending.
-    const auto stop = [](auto&& part) {
-      try {
-        base::patiently(part);
-      } catch (const std::bad_alloc&) {
-      }
-    };
-    stop([&] { outgoing_calls_.stop(); });
+    outgoing_calls_.stop();
     // Ahead of the calls that wait for it: they are told why.
-    stop([&] {
-      gather_exchange_->close(
-          Error(ErrorCode::shutting_down, to_string(self_) + " is shutting down"));
-    });
-    stop([&] { served_calls_.stop_all(); });
-    for_each_extension([&](Extension& extension) { stop([&] { extension.stop(); }); });
+    gather_exchange_->close(
+        Error(ErrorCode::shutting_down, to_string(self_) + " is shutting down"));
+    served_calls_.stop_all();
+    for_each_extension([](Extension& extension) { extension.stop(); });
   }
   if (device_tensors_.has_transfers() &&
       !run_until(deadline - kTimeForTransports,
@@ -189,7 +163,8 @@ void Agent::stop_everything(Clock::time_point deadline) {
     self->rendezvous_.reset();
     self->loop_->close();
   });
-  if (!closed) report_left_behind("an inline function or a callback blocks one of its threads");
+  if (!closed && handlers_ended)  // else a handler may run on a thread that reads
+    report_left_behind("an inline function or a callback blocks one of its threads");
   dumps_.stop();
   if (handlers_ended && closed)
     for_each_extension([](Extension& extension) { extension.on_all_ended(); });

@@ -1,6 +1,5 @@
 #include "stitch/rpc/agent/bounded_task.h"
 
-#include <exception>
 #include <memory>
 #include <system_error>
 #include <thread>
@@ -19,31 +18,22 @@ struct Run {
   bool done STITCH_GUARDED_BY(mutex) = false;
 };
 
-void perform(base::UniqueFunction<void()>& task) {
-  try {
-    task();
-  } catch (const std::exception&) {
-    // Without memory, for example: it ends.
-  }
-}
-
 }  // namespace
 
 bool run_until(std::chrono::steady_clock::time_point deadline, base::UniqueFunction<void()> task) {
-  std::shared_ptr<Run> run;
+  const auto run = std::make_shared<Run>();
+  run->task = std::move(task);
   std::thread thread;
   try {
-    run = std::make_shared<Run>();
-    run->task = std::move(task);
     thread = std::thread([run] {
-      perform(run->task);
+      run->task();
       run->task = nullptr;  // before the waiting thread goes on: it may hold the last reference
       base::MutexLock lock(run->mutex);
       run->done = true;
       run->changed.notify_all();
     });
-  } catch (const std::exception&) {  // no thread, or no memory for one
-    perform(run && run->task ? run->task : task);
+  } catch (const std::system_error&) {  // there is no thread
+    run->task();
     return true;
   }
   bool done = false;

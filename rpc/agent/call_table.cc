@@ -16,7 +16,7 @@ std::uint64_t CallTable::add(OutstandingCall&& call) {
     calls_.rehash(2 * calls_.bucket_count() + 1);
   const std::uint64_t id = call.id = next_++;
   OutstandingCall& added = calls_.emplace(id, std::move(call)).first->second;
-  if (limited) deadlines_.add(added, added.first_look());
+  if (limited) deadlines_.add(added, added.expires());
   size_.store(calls_.size(), std::memory_order_relaxed);
   return id;
 }
@@ -43,7 +43,6 @@ bool CallTable::begin(std::uint64_t id, const PeerFlow::Size& size) {
   const auto found = calls_.find(id);
   if (found == calls_.end()) return false;
   found->second.share = FlowShare(*found->second.flow, size);
-  found->second.waited_until = Clock::now();
   return true;
 }
 
@@ -78,15 +77,6 @@ std::optional<OutstandingCall> CallTable::take(std::uint64_t id, const WorkerInf
   base::MutexLock lock(mutex_);
   const auto found = calls_.find(id);
   if (found == calls_.end() || *found->second.to != from) return std::nullopt;
-  return extract(found);
-}
-
-std::optional<OutstandingCall> CallTable::take_failed(std::uint64_t id, const WorkerInfo& from,
-                                                      Clock::time_point now) {
-  base::MutexLock lock(mutex_);
-  const auto found = calls_.find(id);
-  if (found == calls_.end() || *found->second.to != from || found->second.deadline <= now)
-    return std::nullopt;
   return extract(found);
 }
 
@@ -140,42 +130,13 @@ std::vector<OutstandingCall> CallTable::list() const {
 CallTable::Expired CallTable::take_expired(Clock::time_point now) {
   base::MutexLock lock(mutex_);
   Expired expired;
-  constexpr std::size_t kStep = 64;
-  while (deadlines_.first_deadline() <= now) {
-    OutstandingCall& first = deadlines_.first();
-    if (first.deadline > now) {
-      const bool sent = first.share && (!first.queued || first.sent);
-      if (sent && expired.asked < kMaxToAsk) {
-        expired.to_ask[expired.asked++] = {first.id, first.to};
-        first.asked = true;
-      }
-      deadlines_.remove(first);
-      deadlines_.add(first, first.deadline);  // takes no memory
-      continue;
-    }
-    if (expired.calls.size() == expired.calls.capacity()) {
-      try {
-        expired.calls.reserve(std::max(kStep, 2 * expired.calls.size()));
-      } catch (const std::bad_alloc&) {
-        if (expired.calls.empty() && expired.asked == 0) throw;
-        break;
-      }
-    }
+  while (deadlines_.first_deadline() <= now)
     expired.calls.push_back(extract(calls_.find(deadlines_.first().id)));
-  }
   expired.next = deadlines_.first_deadline();
   return expired;
 }
 
-void CallTable::note_answered(std::uint64_t id, const WorkerInfo& from,
-                              std::unique_ptr<std::string> what) {
-  base::MutexLock lock(mutex_);
-  const auto found = calls_.find(id);
-  if (found == calls_.end() || *found->second.to != from) return;
-  if (std::exchange(found->second.asked, false)) found->second.answered = std::move(what);
-}
-
-CallTable::Clock::time_point CallTable::first_deadline() const {
+CallTable::Clock::time_point CallTable::first_expiry() const {
   base::MutexLock lock(mutex_);
   return deadlines_.first_deadline();
 }
@@ -187,6 +148,13 @@ std::string call_text(const OutstandingCall& call) {
 }
 
 }  // namespace
+
+std::string timed_out_after(const OutstandingCall& call) {
+  std::string ms = std::to_string(std::chrono::duration<double, std::milli>(call.timeout).count());
+  ms.erase(ms.find_last_not_of('0') + 1);
+  if (ms.back() == '.') ms.pop_back();
+  return "timed out after " + ms + " ms; ";
+}
 
 Error about(const OutstandingCall& call, const Error& cause, const std::string& text) {
   // If the callee failed because another worker is gone, the error names that worker.

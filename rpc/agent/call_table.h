@@ -1,6 +1,6 @@
 #pragma once
 
-#include <array>
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
@@ -41,18 +41,12 @@ struct OutstandingCall {
   const void* under = nullptr;  // the StopFlag of the call whose handler made it; compared only
   // Set by note_queued() and note_sent(); neither for a request that was written immediately.
   bool queued = false;
-  bool inside = false;  // as in PeerFlow, and it may be held up there
   std::optional<Clock::time_point> sent{};
-  Clock::time_point waited_until{};  // in its flow, when it began there; the epoch: did not wait
-  bool asked = false;                // before the deadline, and not answered yet
-  // What its callee has said about it then; null: nothing.
-  std::unique_ptr<std::string> answered{};
-  // A call with a shorter timeout than this is asked about before its deadline, when a quarter of
-  // the timeout is left: the answer is to be there in time.
-  static constexpr std::chrono::milliseconds kAskedLate{250};
-  // When take_expired() has to look at it first.
-  [[nodiscard]] Clock::time_point first_look() const noexcept {
-    return timeout < kAskedLate ? deadline - timeout / 4 : deadline;
+  // The callee answers at the deadline, and says where the call is: so long is waited for that.
+  static constexpr std::chrono::milliseconds kLastAnswer{20};
+  // When take_expired() takes it.
+  [[nodiscard]] Clock::time_point expires() const noexcept {
+    return std::min(deadline, Clock::time_point::max() - kLastAnswer) + kLastAnswer;
   }
   std::size_t heap_place = DeadlineHeap<OutstandingCall>::kNowhere;  // the table's
 };
@@ -64,8 +58,8 @@ class CallTable {
   using Clock = OutstandingCall::Clock;
   // An empty table of no buckets would grow inside add(), after it has taken the call.
   CallTable() { calls_.reserve(1); }
-  // Returns the call's id, never 0. At its first_look() take_expired() is to be called. If it
-  // throws, `call` is what it was.
+  // Returns the call's id, never 0. When it expires() take_expired() is to be called. If it throws,
+  // `call` is what it was.
   std::uint64_t add(OutstandingCall&& call) STITCH_EXCLUDES(mutex_);
   [[nodiscard]] bool contains(std::uint64_t id) const STITCH_EXCLUDES(mutex_);
   // max() for none; nothing if the call is not outstanding.
@@ -84,11 +78,6 @@ class CallTable {
   [[nodiscard]] std::optional<OutstandingCall> take(std::uint64_t id) STITCH_EXCLUDES(mutex_);
   // The same for an answer: only the worker that was called may answer.
   [[nodiscard]] std::optional<OutstandingCall> take(std::uint64_t id, const WorkerInfo& from)
-      STITCH_EXCLUDES(mutex_);
-  // The same for an answer that is an error. A call whose deadline has passed stays for
-  // take_expired(): what its function called has the same deadline, and may have noticed it first.
-  [[nodiscard]] std::optional<OutstandingCall> take_failed(std::uint64_t id, const WorkerInfo& from,
-                                                           Clock::time_point now)
       STITCH_EXCLUDES(mutex_);
   // What waits for an answer from `from`; null if the call is not outstanding.
   [[nodiscard]] std::shared_ptr<PendingCall> find(std::uint64_t id, const WorkerInfo& from) const
@@ -114,22 +103,14 @@ class CallTable {
   }
   // Copies of all, without what waits for their outcomes.
   [[nodiscard]] std::vector<OutstandingCall> list() const STITCH_EXCLUDES(mutex_);
-  // Removes those whose deadline has passed, or as many as there is memory for. `to_ask`: others,
-  // sent, of which their callees are to be asked now, each named once; at most kMaxToAsk. `next` is
-  // when to call this again, max() for never.
-  static constexpr std::size_t kMaxToAsk = 16;
+  // Removes those that have expired. `next` is when to call this again, max() for never.
   struct Expired {
     std::vector<OutstandingCall> calls;
-    std::array<std::pair<std::uint64_t, const WorkerInfo*>, kMaxToAsk> to_ask{};
-    std::size_t asked = 0;  // of to_ask
     Clock::time_point next = Clock::time_point::max();
   };
   [[nodiscard]] Expired take_expired(Clock::time_point now) STITCH_EXCLUDES(mutex_);
-  // What `from` has said about a call; ignored if that is not outstanding, or take_expired() has
-  // not named it in to_ask since the last answer.
-  void note_answered(std::uint64_t id, const WorkerInfo& from, std::unique_ptr<std::string> what)
-      STITCH_EXCLUDES(mutex_);
-  [[nodiscard]] Clock::time_point first_deadline() const STITCH_EXCLUDES(mutex_);
+  // When the first of them expires().
+  [[nodiscard]] Clock::time_point first_expiry() const STITCH_EXCLUDES(mutex_);
   [[nodiscard]] std::size_t size() const noexcept { return size_.load(std::memory_order_relaxed); }
 
  private:
@@ -150,6 +131,9 @@ class CallTable {
 
 // The error of a call that ended with `cause`: "call f() to worker "ps0" (id 7)" and `text`.
 [[nodiscard]] Error about(const OutstandingCall& call, const Error& cause, const std::string& text);
+
+// "timed out after 5000 ms; ".
+[[nodiscard]] std::string timed_out_after(const OutstandingCall& call);
 
 // Completes one of several calls with the error that `make` returns. If making or reporting it
 // throws, the remaining calls are still completed.

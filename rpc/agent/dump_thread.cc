@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
-#include <string.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -12,8 +11,6 @@
 #include <cerrno>
 #include <cstdint>
 #include <cstdio>
-#include <string>
-#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -21,21 +18,17 @@
 #include "stitch/base/error.h"
 #include "stitch/base/forked.h"
 #include "stitch/base/signals.h"
-#include "stitch/base/thread_id.h"
 #include "stitch/rpc/agent/agent.h"
 
 namespace stitch::rpc {
 
 namespace {
 
-constexpr std::array<int, 5> kFatalSignals{SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
-constexpr unsigned char kTask = 0;  // the byte for posted tasks; others are signal numbers
+enum : unsigned char { kTask, kSignal };  // what a byte says
 
-// What the handlers use.
+// What the handler uses.
 std::atomic<int> write_end{-1};
 std::atomic<std::uint32_t> fork_of_pipe{0};
-std::atomic<int> dump_thread{0};
-std::atomic<bool> fatal_dumped{false};
 
 void send(unsigned char byte) noexcept {
   const int fd = write_end.load(std::memory_order_acquire);
@@ -44,42 +37,24 @@ void send(unsigned char byte) noexcept {
   [[maybe_unused]] const ssize_t written = ::write(fd, &byte, 1);
 }
 
-void on_signal(int signal) {
+void on_signal(int) {
   const int saved = errno;
-  send(static_cast<unsigned char>(signal));
+  send(kSignal);
   errno = saved;
 }
 
-// The faulting instruction runs again once this returns, and abort() raises again: both end the
-// process then.
-void on_fatal_signal(int signal) {
-  if (::gettid() != dump_thread.load(std::memory_order_acquire)) {
-    send(static_cast<unsigned char>(signal));
-    constexpr int kStep = 5;
-    for (int waited = 0; waited < DumpThread::kFatalWaitMilliseconds && !fatal_dumped.load();
-         waited += kStep) {
-      const timespec step{0, kStep * 1'000'000};
-      ::nanosleep(&step, nullptr);
-    }
-  }
-  struct sigaction action {};
-  action.sa_handler = SIG_DFL;
-  ::sigaction(signal, &action, nullptr);
-  ::raise(signal);  // for one that another process has sent
-}
-
-// Takes a signal whose action is the default. False if it is the program's own.
-bool take_signal(int signal, void (*handler)(int)) {
+// False if the program handles or ignores the signal.
+bool take_signal() {
   struct sigaction before {};
-  if (::sigaction(signal, nullptr, &before) != 0) return false;
+  if (::sigaction(SIGUSR1, nullptr, &before) != 0) return false;
   const bool siginfo = (before.sa_flags & SA_SIGINFO) != 0;
-  if (!siginfo && before.sa_handler == handler) return true;
+  if (!siginfo && before.sa_handler == &on_signal) return true;
   if (siginfo || before.sa_handler != SIG_DFL) return false;
   struct sigaction action {};
-  action.sa_handler = handler;
-  action.sa_flags = SA_RESTART | SA_ONSTACK;  // the stack may be what has failed
+  action.sa_handler = &on_signal;
+  action.sa_flags = SA_RESTART;
   ::sigemptyset(&action.sa_mask);
-  return ::sigaction(signal, &action, nullptr) == 0;
+  return ::sigaction(SIGUSR1, &action, nullptr) == 0;
 }
 
 }  // namespace
@@ -114,14 +89,9 @@ void DumpThread::post(base::UniqueFunction<void()> task) {
   send(kTask);
 }
 
-bool DumpThread::take_file(const std::string& name) {
-  base::MutexLock lock(mutex_);
-  return files_.insert(name).second;
-}
-
-void DumpThread::give_back_file(std::string_view name) noexcept {
-  base::MutexLock lock(mutex_);
-  if (const auto found = files_.find(name); found != files_.end()) files_.erase(found);
+std::uint64_t DumpThread::next_number() noexcept {
+  static std::atomic<std::uint64_t> last(static_cast<std::uint64_t>(::time(nullptr)));
+  return ++last;
 }
 
 void DumpThread::start() {
@@ -140,8 +110,7 @@ void DumpThread::start() {
     std::thread([this] { run(); }).detach();
   }
   started_ = true;
-  for (const int signal : kFatalSignals) static_cast<void>(take_signal(signal, &on_fatal_signal));
-  if (!take_signal(SIGUSR1, &on_signal)) {
+  if (!take_signal()) {
     std::fprintf(stderr,
                  "stitch: SIGUSR1 writes no dumps, because this program handles or ignores it: "
                  "call Worker::dump() instead\n");
@@ -150,14 +119,13 @@ void DumpThread::start() {
 
 void DumpThread::run() {
   pthread_setname_np(pthread_self(), "stitch-dumps");
-  dump_thread.store(base::this_thread_id(), std::memory_order_release);
   for (;;) {
     unsigned char byte = kTask;
     const ssize_t got = ::read(read_end_, &byte, 1);
     if (got < 0 && errno == EINTR) continue;
     if (got <= 0) return;
-    if (byte != kTask) {
-      dump_all(byte);
+    if (byte == kSignal) {
+      dump_all();
       continue;
     }
     std::vector<base::UniqueFunction<void()>> tasks;
@@ -169,7 +137,7 @@ void DumpThread::run() {
   }
 }
 
-void DumpThread::dump_all(int signal) {
+void DumpThread::dump_all() {
   std::vector<std::shared_ptr<Agent>> agents;
   {
     base::MutexLock lock(mutex_);
@@ -177,12 +145,7 @@ void DumpThread::dump_all(int signal) {
       if (auto agent = each.agent.lock()) agents.push_back(std::move(agent));
     }
   }
-  const bool fatal = signal != SIGUSR1;
-  const char* const name = ::sigabbrev_np(signal);
-  const std::string reason = std::string(fatal ? "fatal signal " : "signal ") + "SIG" +
-                             (name == nullptr ? std::to_string(signal) : std::string(name));
-  for (const auto& agent : agents) agent->dumps().write_quietly(reason);
-  if (fatal) fatal_dumped.store(true);
+  for (const auto& agent : agents) agent->dumps().write_quietly("signal SIGUSR1");
 }
 
 }  // namespace stitch::rpc

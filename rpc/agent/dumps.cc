@@ -7,22 +7,14 @@
 #include <algorithm>
 #include <cctype>
 #include <cerrno>
-#include <charconv>
-#include <csignal>
 #include <cstdio>
-#include <filesystem>
-#include <fstream>
-#include <set>
-#include <system_error>
 #include <utility>
 
-#include "stitch/base/alternate_stack.h"
 #include "stitch/base/errno_text.h"
 #include "stitch/rpc/agent/agent.h"
 #include "stitch/rpc/agent/bounded_task.h"
 #include "stitch/rpc/agent/dump_thread.h"
 #include "stitch/rpc/agent/worker_report.h"
-#include "stitch/rpc/message/frame_kinds.h"
 
 namespace stitch::rpc {
 
@@ -65,9 +57,6 @@ std::string host_name() {
   return ::gethostname(name, sizeof(name) - 1) == 0 ? name : "";
 }
 
-// A path without its folder.
-std::string_view name_in(std::string_view path) { return path.substr(path.rfind('/') + 1); }
-
 // "call_timed_out": a reason as a part of a file's name.
 std::string as_name(const std::string& reason) {
   std::string name;
@@ -86,108 +75,18 @@ void Dumps::start(const std::shared_ptr<Agent>& agent) {
     throw Error(ErrorCode::invalid_argument,
                 "dump_dir \"" + folder + "\" cannot be made: " + base::errno_text(errno));
   }
-  running_file_ = folder + "/" + take_name("running");
-  try {
-    write_file(running_file_, head("running") + "  \"tables\": []\n}\n");
-  } catch (const Error& error) {
+  if (::access(folder.c_str(), W_OK | X_OK) != 0) {
     throw Error(ErrorCode::invalid_argument,
-                "dump_dir \"" + folder + "\" cannot be used: " + error.what());
+                "dump_dir \"" + folder + "\" cannot be used: " + base::errno_text(errno));
   }
   running_ = true;
-  take_over_files();
-  base::use_alternate_stack();  // this is the program's thread, which may overflow its stack
   agent_.outgoing_calls().set_on_timeout(
-      [this](const std::vector<OutstandingCall>& calls) { on_timeout(calls); });
+      [this](std::span<const OutstandingCall> calls) { on_timeout(calls); });
   DumpThread::of_this_process().add(agent);
 }
 
 void Dumps::stop() noexcept {
-  if (agent_.forked()) return;
-  {
-    // They are files of a former life from now on.
-    base::MutexLock lock(mutex_);
-    for (const std::string& path : files_)
-      DumpThread::of_this_process().give_back_file(name_in(path));
-  }
-  if (!running_) return;
-  DumpThread& process = DumpThread::of_this_process();
-  process.remove(&agent_);
-  ::unlink(running_file_.c_str());
-  process.give_back_file(name_in(running_file_));
-}
-
-std::string Dumps::take_name(const std::string& reason) const {
-  DumpThread& process = DumpThread::of_this_process();
-  const std::string begin = agent_.name() + "." + std::to_string(::getpid()) + ".";
-  std::string name;
-  do {  // a former life may have had this number, as the first process of a container has
-    name = begin + std::to_string(process.next_number()) + "." + as_name(reason) + ".json";
-  } while (!process.take_file(name));
-  return name;
-}
-
-// Its name alone does not say that: names of workers may have dots.
-bool Dumps::is_of_former_life(const std::string& path) const {
-  constexpr std::size_t kHeadBytes = 4096;
-  std::ifstream in(path, std::ios::binary);
-  std::string head(kHeadBytes, '\0');
-  in.read(head.data(), static_cast<std::streamsize>(head.size()));
-  head.resize(static_cast<std::size_t>(in.gcount()));
-  const auto has = [&](const char* member, const std::string& text) {
-    std::string line = std::string("\n  \"") + member + "\": ";
-    append_json(line, text);
-    return head.find(line + ",\n") != std::string::npos;
-  };
-  if (!head.starts_with("{\n  \"stitch_dump\": 1,\n") || !has("name", agent_.name()) ||
-      !has("host", host_))
-    return false;
-  constexpr std::string_view kPid = "\n  \"pid\": ";
-  const auto at = head.find(kPid);
-  if (at == std::string::npos) return false;
-  pid_t pid = 0;
-  const char* const digits = head.data() + at + kPid.size();
-  if (std::from_chars(digits, head.data() + head.size(), pid).ec != std::errc() || pid <= 0)
-    return false;
-  // Of a container that was started again, it may be the same number.
-  return pid == ::getpid() || (::kill(pid, 0) != 0 && errno == ESRCH);
-}
-
-void Dumps::take_over_files() noexcept {
-  namespace fs = std::filesystem;
-  DumpThread& process = DumpThread::of_this_process();
-  try {
-    std::vector<std::pair<fs::file_time_type, std::string>> former;
-    for (const auto& entry : fs::directory_iterator(agent_.options().dump_dir)) {
-      const std::string name = entry.path().filename().string();
-      if (!name.starts_with(agent_.name() + ".") || !name.ends_with(".json")) continue;
-      if (!fs::is_regular_file(entry.symlink_status())) continue;
-      const std::string path = agent_.options().dump_dir + "/" + name;
-      // Another worker of this process may run under the same name, in another world.
-      if (!is_of_former_life(path) || !process.take_file(name)) continue;
-      if (name.ends_with(".running.json")) {
-        ::unlink(path.c_str());
-        process.give_back_file(name);
-      } else {
-        std::error_code gone;
-        const auto time = entry.last_write_time(gone);
-        if (gone) {
-          process.give_back_file(name);
-        } else {
-          former.emplace_back(time, path);
-        }
-      }
-    }
-    std::sort(former.begin(), former.end());
-    base::MutexLock lock(mutex_);
-    for (auto& file : former) files_.push_back(std::move(file.second));
-    while (files_.size() > kMaxFiles) {
-      ::unlink(files_.front().c_str());
-      process.give_back_file(name_in(files_.front()));
-      files_.pop_front();
-    }
-  } catch (const std::exception&) {
-    // Others clear the folder, too, or it cannot be listed: there are some files more.
-  }
+  if (running_ && !agent_.forked()) DumpThread::of_this_process().remove(&agent_);
 }
 
 std::string Dumps::head(const std::string& reason) const {
@@ -235,14 +134,9 @@ std::string Dumps::write(const std::string& folder, const std::string& reason,
   }
   json += "\n  ]\n}\n";
 
-  const std::string name = take_name(reason);
-  const std::string path = where + "/" + name;
-  try {
-    write_file(path, json);
-  } catch (...) {
-    DumpThread::of_this_process().give_back_file(name);
-    throw;
-  }
+  std::string path = where + "/" + agent_.name() + "." + std::to_string(::getpid()) + "." +
+                     std::to_string(DumpThread::next_number()) + "." + as_name(reason) + ".json";
+  write_file(path, json);
   std::string oldest;
   {
     base::MutexLock lock(mutex_);
@@ -252,10 +146,7 @@ std::string Dumps::write(const std::string& folder, const std::string& reason,
       files_.pop_front();
     }
   }
-  if (!oldest.empty()) {
-    ::unlink(oldest.c_str());
-    DumpThread::of_this_process().give_back_file(name_in(oldest));
-  }
+  if (!oldest.empty()) ::unlink(oldest.c_str());
   return path;
 }
 
@@ -276,7 +167,7 @@ bool Dumps::due() {
   return true;
 }
 
-void Dumps::on_timeout(const std::vector<OutstandingCall>& calls) {
+void Dumps::on_timeout(std::span<const OutstandingCall> calls) noexcept {
   if (!due()) return;
   const auto now = std::chrono::steady_clock::now();
   Table table{"calls timed out",
@@ -287,45 +178,20 @@ void Dumps::on_timeout(const std::vector<OutstandingCall>& calls) {
                now - call.made, Cell(), Cell(), Cell()});
   }
   write_soon("call timed out", std::move(table));
-  std::set<const WorkerInfo*> others;
-  for (const OutstandingCall& call : calls) others.insert(call.to);
-  ask_others(std::move(others));
 }
 
-void Dumps::on_timeout(const std::string& reason, Table rows,
-                       const std::vector<WorkerId>& awaited) noexcept {
-  if (!running_ || !due()) return;
-  try {
-    write_soon(reason, std::move(rows));
-    ask(awaited);
-  } catch (const std::exception&) {
-    // It ends without a report.
-  }
+void Dumps::on_timeout(const std::string& reason, Table rows) noexcept {
+  if (running_ && due()) write_soon(reason, std::move(rows));
 }
 
-void Dumps::on_shutdown_timeout(Table rows, const std::vector<WorkerId>& awaited) noexcept {
+void Dumps::on_shutdown_timeout(Table rows) noexcept {
   if (!running_) return;
   static_cast<void>(due());  // soon after this, none is of use
-  try {
-    ask(awaited);
-  } catch (const std::exception&) {
-    // They write none.
-  }
-  try {
-    const auto limit = std::chrono::steady_clock::now() + kTimeToWrite;
-    static_cast<void>(
-        run_until(limit, [this, alive = agent_.shared_from_this(), rows = std::move(rows)] {
-          write_quietly("shutdown timed out", rows);
-        }));
-  } catch (const std::exception&) {
-    // It ends without a dump.
-  }
-}
-
-void Dumps::ask(const std::vector<WorkerId>& awaited) {
-  std::set<const WorkerInfo*> others;
-  for (const WorkerId id : awaited) others.insert(&agent_.peers().find(id));
-  ask_others(std::move(others));
+  const auto limit = std::chrono::steady_clock::now() + kTimeToWrite;
+  static_cast<void>(
+      run_until(limit, [this, alive = agent_.shared_from_this(), rows = std::move(rows)] {
+        write_quietly("shutdown timed out", rows);
+      }));
 }
 
 void Dumps::write_soon(const std::string& reason, Table rows) {
@@ -333,26 +199,6 @@ void Dumps::write_soon(const std::string& reason, Table rows) {
       [this, alive = agent_.weak_from_this(), reason, rows = std::move(rows)] {
         if (const auto agent = alive.lock()) write_quietly(reason, rows);
       });
-}
-
-void Dumps::on_asked(const WorkerInfo& from) {
-  if (!running_ || !due()) return;
-  DumpThread::of_this_process().post([this, alive = agent_.weak_from_this(), name = from.name] {
-    if (const auto agent = alive.lock()) write_quietly("asked by " + name);
-  });
-  ask_others({});
-}
-
-void Dumps::ask_others(std::set<const WorkerInfo*> others) {
-  for (const auto& call : agent_.outgoing_calls().list()) others.insert(call.to);
-  for (const WorkerInfo* to : others) {
-    if (to->id == agent_.self().id) continue;
-    try {
-      agent_.send_control(*to, OutMessage(wire::kDump));
-    } catch (const Error&) {
-      // It is lost, and has nothing to say.
-    }
-  }
 }
 
 }  // namespace stitch::rpc

@@ -4,7 +4,6 @@
 #include <charconv>
 #include <functional>
 #include <iterator>
-#include <new>
 #include <string_view>
 #include <utility>
 
@@ -79,13 +78,9 @@ GatherExchange::Set& GatherExchange::set_of(const std::string& names,
 }
 
 void GatherExchange::note_given_up(const WorkerInfo& from, const std::string& key) noexcept {
-  try {
-    GivenUp& given_up = given_up_[from.id];
-    if (given_up.epoch != from.epoch) given_up = GivenUp{from.epoch};
-    given_up.keys[given_up.count++ % GivenUp::kMax] = std::hash<std::string>{}(key);
-  } catch (const std::bad_alloc&) {
-    // What is posted there is kept until its time is over.
-  }
+  GivenUp& given_up = given_up_[from.id];
+  if (given_up.epoch != from.epoch) given_up = GivenUp{from.epoch};
+  given_up.keys[given_up.count++ % GivenUp::kMax] = std::hash<std::string>{}(key);
 }
 
 bool GatherExchange::has_given_up(const WorkerInfo& from, std::size_t key_hash) const noexcept {
@@ -97,13 +92,7 @@ bool GatherExchange::has_given_up(const WorkerInfo& from, std::size_t key_hash) 
 }
 
 void GatherExchange::fail(Fetches& fetches, const Error& why) noexcept {
-  for (const Fetch& fetch : fetches) {
-    try {
-      fetch.promise.set_error(why);
-    } catch (...) {
-      // It fails when its promise goes.
-    }
-  }
+  for (const Fetch& fetch : fetches) fetch.promise.set_error(why);
 }
 
 std::string GatherExchange::post(const std::vector<WorkerInfo>& lives, OwnedObject value,
@@ -123,7 +112,7 @@ std::string GatherExchange::post(const std::vector<WorkerInfo>& lives, OwnedObje
       return key;
     }
     const auto at = contributions_.try_emplace(key).first;
-    ++set.next;  // nothing throws from here on
+    ++set.next;
     Contribution& contribution = at->second;
     waiting.swap(contribution.waiting);
     contribution.value = value;
@@ -141,13 +130,7 @@ std::string GatherExchange::post(const std::vector<WorkerInfo>& lives, OwnedObje
     drop_if_done(at, dropped);
   }
   for (const Fetch& fetch : waiting) fetch.promise.fulfil([&] { return value; });
-  if (kept && watch_) {
-    try {
-      watch_->watch(over);
-    } catch (const std::bad_alloc&) {
-      // The next one sets the timer. This gathering need not fail.
-    }
-  }
+  if (kept && watch_) watch_->watch(over);
   return key;
 }
 

@@ -47,9 +47,9 @@ class GatherExchange {
   [[nodiscard]] Fetched fetch(const std::string& key, const WorkerInfo& from)
       STITCH_EXCLUDES(mutex_);
   // The caller of that fetch does not wait any more: it fails with `cancelled`, if it has not
-  // completed. Needs no memory.
+  // completed.
   void stop_waiting(const std::string& key, std::uint64_t wait) noexcept STITCH_EXCLUDES(mutex_);
-  // That life fetches nothing any more. Needs no memory.
+  // That life fetches nothing any more.
   void on_lost(const WorkerInfo& life) noexcept STITCH_EXCLUDES(mutex_);
   // A gathering in which a participant here or elsewhere still waits, for reports.
   struct Listed {
@@ -73,7 +73,7 @@ class GatherExchange {
     Promise<OwnedObject> promise{};
     std::uint64_t number = 0;
   };
-  using Fetches = std::list<Fetch>;  // moved without memory
+  using Fetches = std::list<Fetch>;
   struct Contribution {
     OwnedObject value;
     bool posted = false;

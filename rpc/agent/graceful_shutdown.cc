@@ -1,12 +1,14 @@
 #include "stitch/rpc/agent/graceful_shutdown.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <exception>
 #include <utility>
 
 #include "stitch/base/byte_io.h"
-#include "stitch/base/patience.h"
+#include "stitch/base/deadline.h"
 #include "stitch/rpc/agent/agent.h"
+#include "stitch/rpc/agent/stop_signals.h"
 #include "stitch/rpc/message/frame_kinds.h"
 
 namespace stitch::rpc {
@@ -32,23 +34,20 @@ ShutdownProtocol::Status GracefulShutdown::own_status() const {
 }
 
 void GracefulShutdown::send(const WorkerInfo& to, const ShutdownProtocol::Message& said) {
-  const auto status = said.step == ShutdownProtocol::Step::status
-                          ? base::patiently([this] { return own_status(); })
-                          : ShutdownProtocol::Status{};
+  const auto status =
+      said.step == ShutdownProtocol::Step::status ? own_status() : ShutdownProtocol::Status{};
+  OutMessage message(wire::kLeave);
+  base::ByteWriter out(message.frame.body());
+  out.write(said.step);
+  out.write(said.round);
+  out.write(status.busy);
+  out.write(status.sent);
+  out.write(status.received);
+  out.write(status.lost);
   try {
-    base::patiently([&] {
-      OutMessage message(wire::kLeave);
-      base::ByteWriter out(message.frame.body());
-      out.write(said.step);
-      out.write(said.round);
-      out.write(status.busy);
-      out.write(status.sent);
-      out.write(status.received);
-      out.write(status.lost);
-      agent_.send_control(to, std::move(message));
-    });
-  } catch (const std::exception&) {
-    // The peer is lost, or the message will be repeated: continue with the others.
+    agent_.send_control(to, std::move(message));
+  } catch (const Error&) {
+    // The peer is lost.
   }
 }
 
@@ -58,7 +57,7 @@ void GracefulShutdown::tell_that_all_leave(steady_clock::time_point limit) noexc
   const auto deadline = now + std::max(limit - now, steady_clock::duration::zero()) / 2;
   agent_.for_each_extension([&](Extension& extension) {
     try {
-      base::patiently([&] { extension.on_all_leave(deadline); });
+      extension.on_all_leave(deadline);
     } catch (const std::exception&) {
       // It leaves all the same.
     }
@@ -71,7 +70,7 @@ void GracefulShutdown::carry_out(const ShutdownProtocol::Effects& effects, const
     const auto life = lives.find(each.to);
     if (life != lives.end()) send(life->second, each.message);
   }
-  for (const WorkerId id : effects.reach) base::patiently([&] { agent_.peers().reach(id); });
+  for (const WorkerId id : effects.reach) agent_.peers().reach(id);
 }
 
 void GracefulShutdown::on_message(InMessage message) {
@@ -83,13 +82,11 @@ void GracefulShutdown::on_message(InMessage message) {
                  in.read<std::uint64_t>()};
   in.expect_end();
   ShutdownProtocol::Effects effects;
-  base::patiently([&] {
+  {
     base::MutexLock lock(mutex_);
     effects = protocol_.on_message(message.from, said);
-  });
-  if (!effects.sends.empty()) {
-    carry_out(effects, base::patiently([&] { return Lives{{message.from.id, message.from}}; }));
   }
+  if (!effects.sends.empty()) carry_out(effects, {{message.from.id, message.from}});
   if (said.step == ShutdownProtocol::Step::poll) return;
   base::MutexLock lock(mutex_);
   if (effects.may_close) protocol_.on_answered();
@@ -98,12 +95,10 @@ void GracefulShutdown::on_message(InMessage message) {
 }
 
 void GracefulShutdown::on_peer_lost(const WorkerInfo& peer) {
-  base::patiently([&] {
-    base::MutexLock lock(mutex_);
-    protocol_.on_peer_lost(peer);
-    ++events_;
-    changed_.notify_all();
-  });
+  base::MutexLock lock(mutex_);
+  protocol_.on_peer_lost(peer);
+  ++events_;
+  changed_.notify_all();
 }
 
 void GracefulShutdown::on_peer_joining(const WorkerInfo& peer) {
@@ -130,11 +125,21 @@ std::optional<ShutdownProtocol::Waiting> GracefulShutdown::waited() const {
   return protocol_.waited();
 }
 
-std::optional<Error> GracefulShutdown::run(steady_clock::time_point deadline) {
+steady_clock::time_point GracefulShutdown::deadline() const {
+  base::MutexLock lock(mutex_);
+  return protocol_.deadline();
+}
+
+std::optional<Error> GracefulShutdown::run(steady_clock::time_point wait,
+                                           std::chrono::nanoseconds limit) {
+  // A signal wakes no thread that waits here.
+  constexpr std::chrono::milliseconds kLook{100};
   bool told = false;  // that all leave
+  bool said = false;  // for whom it waits
+  const auto say_at = base::deadline_after(limit);
   {
     base::MutexLock lock(mutex_);
-    protocol_.begin(deadline);
+    protocol_.begin(wait, limit);
   }
   for (;;) {
     ShutdownProtocol::View view;
@@ -144,35 +149,42 @@ std::optional<Error> GracefulShutdown::run(steady_clock::time_point deadline) {
       view.changes = protocol_.changes();
       events = events_;
     }
-    const Lives lives = base::patiently([this] { return live(); });
-    base::patiently([&] {
-      for (const auto& each : lives) view.live.insert(each.first);
-    });
+    const Lives lives = live();
+    for (const auto& each : lives) view.live.insert(each.first);
     ShutdownProtocol::Effects effects;
-    base::patiently([&] {
+    {
       base::MutexLock lock(mutex_);
+      if (const auto stop = stop_requested_at())
+        protocol_.wait_until(base::deadline_after(limit - (steady_clock::now() - *stop)));
       effects = protocol_.on_time(steady_clock::now(), view);
-    });
+    }
     carry_out(effects, lives);
     if (effects.sample) {
-      const auto own = base::patiently([this] { return own_status(); });
-      base::patiently([&] {
+      const auto own = own_status();
+      {
         base::MutexLock lock(mutex_);
         effects = protocol_.on_sample(steady_clock::now(), own);
-      });
+      }
       // Before GO is said: one that has closed may start again at once.
-      if (effects.expect_closing && !std::exchange(told, true)) tell_that_all_leave(deadline);
+      if (effects.expect_closing && !std::exchange(told, true)) tell_that_all_leave(deadline());
       carry_out(effects, lives);
     }
     base::MutexLock lock(mutex_);
     if (protocol_.ended()) {
       auto error = protocol_.error();
       lock.unlock();
-      if (!error && !told) tell_that_all_leave(deadline);
+      if (!error && !told) tell_that_all_leave(deadline());
       return error;
     }
-    while (events_ == events && steady_clock::now() < protocol_.next())
-      changed_.wait_until(mutex_, protocol_.next());
+    const auto now = steady_clock::now();
+    if (!said && now >= say_at) {
+      said = true;
+      if (const auto text = protocol_.waits_for_others())
+        std::fprintf(stderr, "stitch: %s\n", text->c_str());
+    }
+    const auto next =
+        stop_signals_taken() ? std::min(protocol_.next(), now + kLook) : protocol_.next();
+    while (events_ == events && steady_clock::now() < next) changed_.wait_until(mutex_, next);
   }
 }
 

@@ -23,10 +23,15 @@ class GracefulShutdown {
  public:
   explicit GracefulShutdown(Agent& agent);
 
-  // Takes part until GO or the deadline. The error names the workers that were waited for. Calls
+  // Takes part until GO, or a limit: for the others to call shutdown `wait`, and `limit` from a
+  // stop signal on; `limit` for the end once all have. Says once, on stderr, for whom it waits,
+  // when that has taken `limit`. The error names the workers that were waited for. Calls
   // Extension::on_all_leave() once all have agreed, on the leader before the others are told: where
   // this has returned without an error, that has been done.
-  std::optional<Error> run(std::chrono::steady_clock::time_point deadline) STITCH_EXCLUDES(mutex_);
+  std::optional<Error> run(std::chrono::steady_clock::time_point wait,
+                           std::chrono::nanoseconds limit) STITCH_EXCLUDES(mutex_);
+  // As ShutdownProtocol::deadline().
+  [[nodiscard]] std::chrono::steady_clock::time_point deadline() const STITCH_EXCLUDES(mutex_);
   // Throws Error(protocol) for a message that is malformed, or not allowed now.
   void on_message(InMessage message) STITCH_EXCLUDES(mutex_);
   // A later life of `peer` has said nothing yet.

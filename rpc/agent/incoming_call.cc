@@ -1,12 +1,13 @@
 #include "stitch/rpc/agent/incoming_call.h"
 
-#include <new>
+#include <algorithm>
 #include <string>
 #include <utility>
 
 #include "stitch/base/thread_id.h"
 #include "stitch/rpc/agent/agent.h"
 #include "stitch/rpc/agent/call_path.h"
+#include "stitch/rpc/agent/duration_text.h"
 #include "stitch/rpc/future/current_streams.h"
 #include "stitch/rpc/message/frame_kinds.h"
 #include "stitch/rpc/message/tensor_codec.h"
@@ -67,17 +68,15 @@ IncomingCall::IncomingCall(std::shared_ptr<Agent> agent,
   arrived_ = Clock::now();
   // Its tensors may have come to their devices later.
   const auto read = message_.arrival ? message_.arrival->read : arrived_;
-  due_ = header.time.left < 0 ? arrived_ : due_here(read, header.time, one_clock);
-  context_.deadline = due_;
+  context_.deadline = header.time.left < 0 ? arrived_ : due_here(read, header.time, one_clock);
   context_.stop = stop_;
 }
 
 IncomingCall::~IncomingCall() {
-  try {
-    if (!answered_.load())
-      fail(Error(ErrorCode::cancelled, "the call was dropped before it was answered"));
-  } catch (...) {
-    fail_without_memory();
+  if (!answered_.load()) {
+    fail(agent_->stopped()
+             ? Error(ErrorCode::shutting_down, to_string(agent_->self()) + " is shutting down")
+             : Error(ErrorCode::cancelled, "the call was dropped before it was answered"));
   }
   end_held();
   agent_->served_calls().forget(*this);
@@ -91,12 +90,7 @@ void IncomingCall::prepare() {
   thread_.store(base::this_thread_id(), std::memory_order_relaxed);
   agent_->events().record_at(now, "call started", caller().id.value(), caller().epoch, id(),
                              function_name());
-  if (now >= context_.deadline)
-    throw Error(ErrorCode::timeout, "its deadline passed on its way or while it waited to be run");
-  if (agent_->stopped())
-    throw Error(ErrorCode::shutting_down, to_string(agent_->self()) + " is shutting down");
-  if (stop_->requested())
-    throw Error(ErrorCode::cancelled, "it was cancelled while it waited to be run");
+  if (auto why = why_not_run(now)) throw std::move(*why);
   began_.store(now.time_since_epoch().count(), std::memory_order_relaxed);
   if (std::exchange(prepared_, true)) {
     if (context_.streams) [[unlikely]]
@@ -111,6 +105,18 @@ void IncomingCall::prepare() {
     message_.arrival->memory->use_on_current_streams();
   agent_->for_each_extension(
       [&](Extension& extension) { extension.on_decode(message_, context_); });
+}
+
+std::optional<Error> IncomingCall::why_not_run(Clock::time_point now) const {
+  if (now >= context_.deadline)
+    return Error(ErrorCode::timeout, context_.deadline <= arrived_
+                                         ? std::string("its deadline passed on its way")
+                                         : where(now));
+  if (agent_->stopped())
+    return Error(ErrorCode::shutting_down, to_string(agent_->self()) + " is shutting down");
+  if (stop_->requested())
+    return Error(ErrorCode::cancelled, "it was cancelled while it waited to be run");
+  return std::nullopt;
 }
 
 IncomingCall::ReportProgress IncomingCall::report_progress() const noexcept {
@@ -229,10 +235,24 @@ void IncomingCall::hold_until_done() noexcept {
   }
 }
 
-void IncomingCall::request_stop() {
+void IncomingCall::stop(bool answered) {
   if (auto source = stop_->raise()) agent_->run_stop(std::move(*source));
-  give_up_work();
+  give_up_work(answered);
   drop();
+}
+
+void IncomingCall::stop_at_deadline(const std::string& where) {
+  const bool answered = answered_.exchange(true);
+  if (!answered) send_error(Error(ErrorCode::timeout, where));
+  stop(answered);
+}
+
+std::string IncomingCall::where(Clock::time_point now) const {
+  const auto [stage, since] = progress();
+  const char* const text = stage == Stage::queued    ? "queued "
+                           : stage == Stage::running ? "running "
+                                                     : "awaiting ";
+  return text + duration_text(std::max(now - since, Clock::duration::zero())) + " there";
 }
 
 void IncomingCall::stops_with(std::weak_ptr<AwaitedWork> work) {
@@ -240,15 +260,15 @@ void IncomingCall::stops_with(std::weak_ptr<AwaitedWork> work) {
     base::MutexLock lock(work_mutex_);
     work_ = std::move(work);
   }
-  if (stop_->requested()) give_up_work();  // request_stop() may have been too early
+  if (stop_->requested()) give_up_work(answered_.load());  // request_stop() may have been too early
 }
 
-void IncomingCall::give_up_work() {
+void IncomingCall::give_up_work(bool answered) {
   std::shared_ptr<AwaitedWork> work;
   {
     base::MutexLock lock(work_mutex_);
     work = work_.lock();
-    if (!work || (keeps_ && !answered_.load()) || std::exchange(work_given_up_, true)) return;
+    if (!work || (keeps_ && !answered) || std::exchange(work_given_up_, true)) return;
   }
   work->give_up();
 }
@@ -266,21 +286,14 @@ bool IncomingCall::begin_turn() noexcept {
 void IncomingCall::drop() noexcept {
   Turn turn = Turn::awaited;
   if (!turn_.compare_exchange_strong(turn, Turn::dropped)) return;
-  try {
-    fail(Clock::now() >= context_.deadline
-             ? Error(ErrorCode::timeout,
-                     "its deadline passed on its way or while it waited to be run")
-             : Error(ErrorCode::cancelled, "it was cancelled while it waited to be run"));
-  } catch (...) {
-    // Its caller does not wait for the answer.
-  }
+  if (const auto why = why_not_run(Clock::now())) fail(*why);
   end_held();
   message_.tensors.clear();
   message_.raw = {};
 }
 
 void IncomingCall::end_held() noexcept {
-  if (flow_ != nullptr && !std::exchange(held_ended_, true)) flow_->end_held(bytes_);
+  if (flow_ != nullptr && !held_ended_.exchange(true)) flow_->end_held(bytes_);
 }
 
 IncomingCall::Progress IncomingCall::progress() const noexcept {
@@ -290,8 +303,7 @@ IncomingCall::Progress IncomingCall::progress() const noexcept {
         on_threads_.load(std::memory_order_relaxed) > waits_.load(std::memory_order_relaxed);
     return {runs ? Stage::running : Stage::waiting, Clock::time_point(Clock::duration(began))};
   }
-  if (due_ == Clock::time_point::max()) return {};
-  return {Stage::queued, arrived_};
+  return {queued_.load(std::memory_order_relaxed) ? Stage::queued : Stage::waiting, arrived_};
 }
 
 bool IncomingCall::context_is_current() const noexcept {
@@ -325,56 +337,48 @@ void IncomingCall::fail(const Error& error) {
   send_error(error);
 }
 
-void IncomingCall::fail_without_memory() noexcept {
-  try {
-    fail(to_error(std::current_exception()));
-  } catch (...) {
-    // Then its caller's deadline ends it.
-  }
-}
-
 void IncomingCall::fail_in_handler(const std::exception_ptr& exception) {
   if (answered_.exchange(true)) return;
   if (context_.streams) [[unlikely]]
     hold_until_done();
+  // Often for a call of its own that has the same deadline.
+  if (const auto now = Clock::now(); now >= context_.deadline)
+    return send_error(Error(ErrorCode::timeout, where(now)));
   try {
     std::rethrow_exception(exception);
   } catch (const CallRefused& refused) {
     send_error(refused);
     return;
+  } catch (const Error& error) {
+    // The end of this worker has stopped it, or what it awaits.
+    const bool ended =
+        error.code() == ErrorCode::cancelled || error.code() == ErrorCode::shutting_down;
+    if (ended && agent_->stopped()) {
+      return send_error(
+          Error(ErrorCode::shutting_down, to_string(agent_->self()) + " is shutting down"));
+    }
   } catch (...) {
     // The function's own exception.
   }
-  std::string text("std::bad_alloc");
-  try {
-    text = describe(exception);
-  } catch (const std::bad_alloc&) {
-  }
-  send_error(Error(ErrorCode::remote_exception, std::move(text)));
+  send_error(Error(ErrorCode::remote_exception, describe(exception)));
 }
 
-void IncomingCall::send_error(const Error& error) {
+void IncomingCall::send_error(const Error& error) noexcept {
   if (one_way()) return;
-  const auto send_text = [&](std::size_t max_bytes) {
-    OutMessage message(wire::kErrorReply);
-    OutArchive archive(message);
-    begin_reply(message);
-    archive(Error(error.code(), std::string(error.what()).substr(0, max_bytes))
-                .with_remote(error.remote())
-                .with_worker(error.worker())
-                .with_function(error.function()));
-    send_reply(std::move(message), error);
-  };
+  // The text of an exception may be of any length.
+  const std::string text(error.what(), std::min(std::string_view(error.what()).size(),
+                                                agent_->options().max_frame_bytes / 2));
+  OutMessage message(wire::kErrorReply);
+  OutArchive archive(message);
+  begin_reply(message);
+  archive(Error(error.code(), text)
+              .with_remote(error.remote())
+              .with_worker(error.worker())
+              .with_function(error.function()));
   try {
-    send_text(std::string::npos);
-  } catch (const std::exception&) {
-    try {
-      send_text(256);  // the text may exceed max_frame_bytes
-    } catch (...) {
-      // The caller must not wait without end.
-      connection_->close(
-          to_error(std::current_exception()).with_prefix("an error could not be reported"));
-    }
+    send_reply(std::move(message), error);
+  } catch (const Error& why) {  // the caller must not wait without end
+    connection_->close(Error(why).with_prefix("an error could not be reported"));
   }
 }
 

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <string_view>
 
 #include "stitch/base/recycler.h"
@@ -98,7 +99,7 @@ class IncomingCall : public std::enable_shared_from_this<IncomingCall> {
   enum class Stage : std::uint8_t { queued, running, waiting };
   struct Progress {
     Stage stage = Stage::queued;  // waiting: for a future, in its function or after it
-    Clock::time_point since{};    // of a queued one: when it came, where it has a deadline
+    Clock::time_point since{};    // since its arrival, before it has begun
   };
   // Any thread.
   [[nodiscard]] Progress progress() const noexcept;
@@ -156,15 +157,22 @@ class IncomingCall : public std::enable_shared_from_this<IncomingCall> {
   // has been answered by then.
   void stops_with(std::weak_ptr<AwaitedWork> work) STITCH_EXCLUDES(work_mutex_);
   // Requests stop of the handler's stop token. Stop callbacks run on dedicated threads.
-  void request_stop();
+  void request_stop() { stop(answered_.load()); }
+  // Its deadline has passed: the answer says where it is, and it is stopped.
+  void stop_at_deadline(const std::string& where);
+  // "queued 4.9 s there", "running 4.9 s there", "awaiting 4.9 s there".
+  [[nodiscard]] std::string where(Clock::time_point now) const;
   // The call will not be answered.
   void leave_unanswered() noexcept { answered_.store(true); }
   [[nodiscard]] bool stop_requested() const { return stop_->requested(); }
 
  private:
   void prepare();
-  void give_up_work() STITCH_EXCLUDES(work_mutex_);
+  void stop(bool answered);
+  void give_up_work(bool answered) STITCH_EXCLUDES(work_mutex_);
   void leave() noexcept { thread_.store(0, std::memory_order_relaxed); }
+  // Why it is not run: its deadline, this worker's end, or its caller.
+  [[nodiscard]] std::optional<Error> why_not_run(Clock::time_point now) const;
   // Answers a call that will not be run, and frees its message.
   void drop() noexcept;
   // The function runs on this thread, for a block.
@@ -198,9 +206,7 @@ class IncomingCall : public std::enable_shared_from_this<IncomingCall> {
   [[nodiscard]] bool context_is_current() const noexcept;
   void begin_reply(OutMessage& message) const;
   void send_reply(OutMessage message, const std::optional<Error>& error);
-  void send_error(const Error& error);
-  // In a handler of an exception: answers with that, if it is not answered yet.
-  void fail_without_memory() noexcept;
+  void send_error(const Error& error) noexcept;
 
   const std::shared_ptr<Agent> agent_;
   const std::shared_ptr<transport::Connection> connection_;
@@ -220,13 +226,12 @@ class IncomingCall : public std::enable_shared_from_this<IncomingCall> {
   std::weak_ptr<AwaitedWork> work_ STITCH_GUARDED_BY(work_mutex_);
   bool work_given_up_ STITCH_GUARDED_BY(work_mutex_) = false;
   PeerFlow* flow_ = nullptr;
-  bool held_ended_ = false;  // by who answers, or by the destructor
+  std::atomic<bool> held_ended_{false};
   enum class Turn : std::uint8_t { none, awaited, begun, dropped };
   std::atomic<Turn> turn_{Turn::none};
-  std::atomic<Clock::rep> began_{0};                  // 0: it is queued
-  std::atomic<int> on_threads_{0};                    // in its function
-  std::atomic<int> waits_{0};                         // inside that
-  Clock::time_point due_ = Clock::time_point::max();  // as its caller has said; constant
+  std::atomic<Clock::rep> began_{0};  // 0: it is queued
+  std::atomic<int> on_threads_{0};    // in its function
+  std::atomic<int> waits_{0};         // inside that
   bool prepared_ = false;
   bool keeps_ = false;              // run_keeping() was called; written before stops_with()
   bool polls_after_answer_ = true;  // the thread in run()

@@ -64,9 +64,10 @@ thread_local SendingRequest* SendingRequest::current = nullptr;
 }  // namespace
 
 void OutgoingCalls::start(const std::shared_ptr<Runtime>& owner, PeerTable& peers,
-                          const std::shared_ptr<base::EventLoop>& loop) {
+                          const std::shared_ptr<base::EventLoop>& loop, StopCallbacks& callbacks) {
   owner_ = owner;
   peers_ = &peers;
+  callbacks_ = &callbacks;
   watch_ = std::make_shared<DeadlineWatch>(loop, [this, weak = owner_] {
     if (const auto alive = weak.lock()) expire();
   });
@@ -132,7 +133,6 @@ std::uint64_t OutgoingCalls::start_call(const WorkerInfo& to, std::string_view f
   try {
     out.emplace(sender_.lay_out(to, message, Sender::Traffic::request));
     size = {out->in_flight.counted().bytes, message.ahead || inside()};
-    call.inside = size.inside && !message.ahead;
     begins = try_begin(*call.flow, size, *out);
   } catch (...) {
     out.reset();
@@ -140,7 +140,7 @@ std::uint64_t OutgoingCalls::start_call(const WorkerInfo& to, std::string_view f
   }
   std::uint64_t id = 0;
   const Clock::time_point deadline = call.deadline;
-  const Clock::time_point first_look = limited ? call.first_look() : deadline;
+  const Clock::time_point expires = limited ? call.expires() : deadline;
   if (begins) [[likely]] {  // from here on the ends of these give back what has been counted
     call.share = FlowShare(*call.flow, size);
     out->in_flight.begun(size, false);
@@ -153,7 +153,7 @@ std::uint64_t OutgoingCalls::start_call(const WorkerInfo& to, std::string_view f
   if (begins) [[likely]] {
     const SendingRequest sending(*this, id);
     base::AnswerWait::request_follows();
-    transmit(to, std::move(*out), id, time_left(timeout, deadline), first_look);
+    transmit(to, std::move(*out), id, time_left(timeout, deadline), expires);
     if (!sending.sent()) table_.note_queued(id);
   } else {
     start_later(to, size, id, deadline, std::move(*out), message);
@@ -166,9 +166,9 @@ std::uint64_t OutgoingCalls::start_call(const WorkerInfo& to, std::string_view f
 
 // What is in flight keeps the agent alive, and with it this.
 void OutgoingCalls::transmit(const WorkerInfo& to, Sender::LaidOut&& out, std::uint64_t id,
-                             const TimeLeft& time, Clock::time_point first_look) noexcept {
+                             const TimeLeft& time, Clock::time_point expires) noexcept {
   try {
-    watch_->watch(first_look);
+    watch_->watch(expires);
     complete_header(out.message, id, time);
     out.attachments.begin(out.message.frame);
     sender_.transmit(
@@ -205,7 +205,7 @@ bool OutgoingCalls::await_room(const WorkerInfo& to, const PeerFlow::Size& size,
   PeerFlow& flow = sender_.flow(to);
   const WorkerInfo& peer = peers_->known(to).info();
   table_.note_queued(id);
-  watch_->watch(table_.first_deadline());
+  watch_->watch(table_.first_expiry());
   Precedence precedence = out.attachments.precedence();
   PeerFlow::Waiting waiting{size,
                             id,
@@ -379,9 +379,9 @@ void OutgoingCalls::on_answer(InMessage&& message) {
   // in the table, where its deadline, the loss of the peer and shutdown can complete it.
   base::UniqueFunction<void()> task = [this, alive = std::shared_ptr<Runtime>(owner_), call_id,
                                        message = std::move(message)]() mutable {
-    decoding_.fetch_add(1);  // before the call leaves the table: see busy()
+    completing_.fetch_add(1);  // before the call leaves the table: see busy()
     const std::unique_ptr<OutgoingCalls, void (*)(OutgoingCalls*)> decoded(
-        this, [](OutgoingCalls* calls) { calls->decoding_.fetch_sub(1); });
+        this, [](OutgoingCalls* calls) { calls->completing_.fetch_sub(1); });
     take_and_complete(call_id, message);
   };
   // Never queued behind handlers, which may be waiting for this very answer: without a free thread
@@ -390,11 +390,9 @@ void OutgoingCalls::on_answer(InMessage&& message) {
 }
 
 void OutgoingCalls::take_and_complete(std::uint64_t call_id, InMessage& message) {
-  // Not there: it timed out (or is about to), was cancelled or was answered before.
+  // Not there: it timed out, was cancelled or was answered before.
   const bool failed = message.view.kind() == wire::kErrorReply;
-  auto call = failed ? table_.take_failed(call_id, message.from, Clock::now())
-                     : table_.take(call_id, message.from);
-  if (call) {
+  if (auto call = table_.take(call_id, message.from)) {
     note(failed ? "call failed there" : "call answered", *call);
     call->share.end();  // before what the outcome sets off makes the next call
     complete_call(*call, message);
@@ -421,7 +419,14 @@ void OutgoingCalls::complete_call(const OutstandingCall& call, InMessage& messag
     Error error;
     archive(error);
     // Without a function it concerns this call, not one that its handler made.
-    const bool unknown = error.code() == ErrorCode::unimplemented && error.function().empty();
+    const bool own = error.function().empty();
+    if (own && error.code() == ErrorCode::timeout && Clock::now() >= call.deadline) {
+      note("call timed out", call);
+      if (on_timeout_) on_timeout_({&call, 1});
+      return call.pending->on_error(
+          about(call, Error(error.code(), ""), timed_out_after(call) + error.what()));
+    }
+    const bool unknown = own && error.code() == ErrorCode::unimplemented;
     const std::string text = unknown ? "the function is not registered there" +
                                            near_function_names(call.function, error.what())
                                      : error.what();

@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -17,6 +18,7 @@
 #include "stitch/rpc/agent/peer_flow.h"
 #include "stitch/rpc/agent/peer_table.h"
 #include "stitch/rpc/agent/sender.h"
+#include "stitch/rpc/agent/stop_callbacks.h"
 #include "stitch/rpc/future/runtime.h"
 #include "stitch/rpc/future/thread_pool.h"
 #include "stitch/rpc/message/frame_kinds.h"
@@ -37,9 +39,10 @@ class OutgoingCalls {
   OutgoingCalls(const Options& options, const AgentState& state, const Extensions& extensions,
                 Sender& sender, ThreadPool& pool)
       : options_(options), state_(state), extensions_(extensions), sender_(sender), pool_(pool) {}
-  // `owner` holds this; it and `peers` may still have to be started.
+  // `owner` holds this; it and `peers` may still have to be started. Calls that have timed out are
+  // completed on threads of `callbacks` where the pool has none free.
   void start(const std::shared_ptr<Runtime>& owner, PeerTable& peers,
-             const std::shared_ptr<base::EventLoop>& loop);
+             const std::shared_ptr<base::EventLoop>& loop, StopCallbacks& callbacks);
 
   // ---- making calls: see Agent
   [[nodiscard]] static OutMessage begin_request(std::uint64_t function_id);
@@ -70,8 +73,6 @@ class OutgoingCalls {
   void on_peer_lost(const WorkerInfo& peer, const Error& reason);
   // The peer has handled one-way requests.
   void on_give_room(const InMessage& message);
-  // Answers the question of expire().
-  void on_threads(InMessage& message);
   // Fails all calls with `shutting_down`. After AgentState::stop().
   void stop();
 
@@ -83,19 +84,17 @@ class OutgoingCalls {
   [[nodiscard]] std::size_t size() const noexcept { return table_.size(); }
   // As CallTable::list().
   [[nodiscard]] std::vector<OutstandingCall> list() const { return table_.list(); }
-  // Calls `told` on the event loop with calls that have timed out, before their futures complete.
-  // Before start().
-  void set_on_timeout(std::function<void(const std::vector<OutstandingCall>&)> told) {
-    on_timeout_ = std::move(told);
-  }
+  // Calls `told` with calls that have timed out, before their futures complete, on the thread that
+  // read the callee's answer or on the event loop. Before start().
+  using OnTimeout = std::function<void(std::span<const OutstandingCall>)>;
+  void set_on_timeout(OnTimeout told) { on_timeout_ = std::move(told); }
   // Requests to workers within reach that wait or have not been handled there, one-way ones too:
   // asks about those.
   [[nodiscard]] std::uint64_t unhandled();
-  // Calls pending and answers being decoded.
+  // Calls pending, and those being completed on other threads.
   [[nodiscard]] std::uint64_t busy() const noexcept {
-    const std::uint64_t pending = table_.size() + late_.size();
-    return pending +
-           decoding_.load();  // read last: an answer is counted here before it leaves there
+    const std::uint64_t pending = table_.size();
+    return pending + completing_.load();  // read last: counted here before it leaves there
   }
 
  private:
@@ -139,7 +138,7 @@ class OutgoingCalls {
   void look();
   // Send what its flow has let begin.
   void transmit(const WorkerInfo& to, Sender::LaidOut&& out, std::uint64_t id, const TimeLeft& time,
-                Clock::time_point first_look) noexcept;
+                Clock::time_point expires) noexcept;
   void transmit_one_way(const WorkerInfo& to, const PeerFlow::Size& size, Sender::LaidOut&& out);
   // Of a call that is out of the table. Whether it had begun.
   bool leave_flow(OutstandingCall& call) noexcept;
@@ -149,35 +148,24 @@ class OutgoingCalls {
   }
   // The limits of a peer are used up.
   [[nodiscard]] Error full(const WorkerInfo& peer);
-  // Asks the callees of calls whose deadline is near; on the event loop.
-  void ask_early(const CallTable::Expired& due, Clock::time_point now) noexcept;
-  // Asks the callee what a call waits for.
-  void ask_threads(const WorkerInfo& to, std::uint64_t question, std::uint64_t call_id) noexcept;
-  // `detail`: what the callee says; empty: nothing.
-  void complete_late(OutstandingCall&& call, const std::string& detail) noexcept;
-  // Completes the late calls, or those to one worker, without an answer.
-  void end_late(const WorkerInfo* to) noexcept;
-  // Fails the calls whose deadline has passed. On the event loop.
+  // Fails the calls that have expired. On the event loop, which runs no code of the program.
   void expire();
-  [[nodiscard]] std::string timeout_text(const OutstandingCall& call,
-                                         const std::string& detail) const;
+  // What the caller knows of a call that has timed out.
+  [[nodiscard]] std::string known_of(const OutstandingCall& call) const;
 
   const Options& options_;
   const AgentState& state_;
   const Extensions& extensions_;
   Sender& sender_;
   ThreadPool& pool_;
-  std::weak_ptr<Runtime> owner_;                                         // constant after start()
-  PeerTable* peers_ = nullptr;                                           // likewise
-  std::shared_ptr<DeadlineWatch> watch_;                                 // likewise
-  std::shared_ptr<DeadlineWatch> looks_;                                 // likewise
-  std::function<void(const std::vector<OutstandingCall>&)> on_timeout_;  // likewise
+  std::weak_ptr<Runtime> owner_;          // constant after start()
+  PeerTable* peers_ = nullptr;            // likewise
+  StopCallbacks* callbacks_ = nullptr;    // likewise
+  std::shared_ptr<DeadlineWatch> watch_;  // likewise
+  std::shared_ptr<DeadlineWatch> looks_;  // likewise
+  OnTimeout on_timeout_;                  // likewise
   CallTable table_;
-  CallTable late_;  // their deadline has passed, and their callee is asked what they wait for
-  std::atomic<std::uint64_t> decoding_{0};  // answers, on user-function threads
-  // Of questions before the deadline, on the event loop: how many there were since when.
-  Clock::time_point asking_since_{};
-  std::size_t asked_early_ = 0;
+  std::atomic<std::uint64_t> completing_{0};  // on user-function threads
 };
 
 }  // namespace stitch::rpc

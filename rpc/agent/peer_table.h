@@ -154,8 +154,8 @@ class PeerTable {
   [[nodiscard]] std::optional<Error> lost(WorkerId id) const STITCH_EXCLUDES(mutex_);
   // The same of this very life.
   [[nodiscard]] std::optional<Error> lost(const WorkerInfo& peer) const STITCH_EXCLUDES(mutex_);
-  // What is known of a worker, for error texts: "worker is alive", "worker is connected and has
-  // been silent for 4.9 s", "worker is not connected: ...", "worker is gone".
+  // What is known of a worker, for error texts: "worker was last heard 120 ms ago", "worker is not
+  // connected: ...", "worker is gone".
   [[nodiscard]] std::string condition(const WorkerInfo& peer) const STITCH_EXCLUDES(mutex_);
   // The number of lives, of all workers, whose connection is over.
   [[nodiscard]] std::size_t lost_lives() const STITCH_EXCLUDES(mutex_);

@@ -12,7 +12,6 @@ namespace stitch::rpc {
 namespace {
 
 // A worker that was heard of within this time is reported as alive.
-constexpr std::chrono::seconds kAliveInterval{1};
 // What a peer may leave unacknowledged, beside max_inflight_bytes.
 constexpr std::size_t kMinPassedOn = std::size_t{64} << 20;
 
@@ -209,8 +208,8 @@ std::string PeerTable::condition(const WorkerInfo& info) const {
            (about.failure() ? std::string(": ") + about.failure()->what() : std::string(" yet"));
   }
   const Clock::duration silent = Clock::now() - heard(life);
-  if (silent <= kAliveInterval) return "worker is alive";
-  return "worker is connected and has been silent for " + duration_text(silent);
+  return "worker was last heard " + duration_text(std::max(silent, Clock::duration::zero())) +
+         " ago";
 }
 
 std::size_t PeerTable::lost_lives() const {
@@ -266,6 +265,17 @@ void PeerTable::debug_info(std::map<std::string, std::int64_t>& numbers) const {
     peer(life).for_each_failed_address([&](const std::string& address, std::uint64_t failures) {
       numbers[key + address] += static_cast<std::int64_t>(failures);
     });
+  });
+  members_.for_each([&](const Life& life) {
+    const auto add_traffic = [&, key = "rpc.peer." + life.info().name](const Session& session) {
+      const auto traffic = session.statistics();
+      numbers[key + ".messages_sent"] += static_cast<std::int64_t>(traffic.sent);
+      numbers[key + ".bytes_sent"] += static_cast<std::int64_t>(traffic.sent_bytes);
+      numbers[key + ".messages_received"] += static_cast<std::int64_t>(traffic.received);
+      numbers[key + ".bytes_received"] += static_cast<std::int64_t>(traffic.received_bytes);
+    };
+    add_traffic(*life.session);
+    if (life.echo) add_traffic(*life.echo);
   });
   Session::Statistics all;
   const auto add = [&all](const Session& session) {

@@ -1,14 +1,16 @@
 #include "stitch/rpc/agent/served_calls.h"
 
 #include <algorithm>
-#include <functional>
+#include <map>
 #include <optional>
+#include <string_view>
 #include <utility>
 
 #include "stitch/base/byte_io.h"
 #include "stitch/base/freed_memory.h"
 #include "stitch/base/name_list.h"
 #include "stitch/base/recycler.h"
+#include "stitch/rpc/agent/duration_text.h"
 #include "stitch/rpc/agent/post_where_read.h"
 #include "stitch/rpc/agent/unknown_function.h"
 #include "stitch/rpc/message/archive.h"
@@ -20,9 +22,6 @@ namespace {
 
 // With that much control traffic waiting for a peer, answers to it carry no lists of names.
 constexpr std::size_t kManyControlBytes = 1 << 20;
-// How long after its deadline a call is stopped. Callers cancel their calls at the deadline, unless
-// they are stopped or cut off; so a handler does not answer the moment its caller gives up.
-constexpr std::chrono::milliseconds kCallerGrace{10};
 
 }  // namespace
 
@@ -136,12 +135,7 @@ void ServedCalls::dispatch(const std::shared_ptr<IncomingCall>& call,
     return;
   }
   call->note_queued();
-  try {
-    if (post_where_read(call->connection(), pool_, std::shared_ptr<Agent>(agent_), task)) return;
-  } catch (const std::bad_alloc&) {
-    call->fail(to_error(std::current_exception()));
-    return;
-  }
+  if (post_where_read(call->connection(), pool_, std::shared_ptr<Agent>(agent_), task)) return;
   call->fail(Error(ErrorCode::shutting_down, to_string(self_) + " is shutting down"));
 }
 
@@ -176,80 +170,44 @@ void ServedCalls::on_ask_room(const InMessage& message) {
 }
 
 void ServedCalls::give_room(const WorkerInfo& to, const PeerFlow::Handled& handled) noexcept {
+  OutMessage message(wire::kGiveRoom);
+  base::ByteWriter out(message.frame.body());
+  out.write(handled.calls);
+  out.write(handled.bytes);
   try {
-    OutMessage message(wire::kGiveRoom);
-    base::ByteWriter out(message.frame.body());
-    out.write(handled.calls);
-    out.write(handled.bytes);
     sender_.send(to, std::move(message), Sender::Traffic::control, nullptr);
-  } catch (const std::exception&) {
-    // The peer is lost, or memory is: it will ask again.
+  } catch (const Error&) {
+    // The peer is lost.
   }
 }
 
-void ServedCalls::on_ask_threads(const InMessage& message) {
-  base::ByteReader in(message.view.body(), "threads");
-  const auto question = in.read<std::uint64_t>();
-  const auto call_id = in.read<std::uint64_t>();
-  try {
-    OutMessage answer(wire::kThreads);
-    base::ByteWriter(answer.frame.body()).write(question);
-    report(message.from, call_id).write(answer);
-    sender_.send(message.from, std::move(answer), Sender::Traffic::control, nullptr);
-  } catch (const std::exception&) {
-    // Then the caller's error does not say it.
-  }
-}
-
-ThreadReport ServedCalls::report(const WorkerInfo& caller, std::uint64_t call_id) {
-  using Stage = IncomingCall::Stage;
-  const auto now = Clock::now();
-  ThreadReport report;
-  report.threads = static_cast<std::uint32_t>(pool_.max_running());
-  const auto call = table_.find(caller, call_id);
-  if (call == nullptr) return report;
-  const auto progress = call->progress();
-  report.state = progress.stage == Stage::queued    ? ThreadReport::queued
-                 : progress.stage == Stage::running ? ThreadReport::running
-                                                    : ThreadReport::waiting;
-  report.ns = (now - progress.since).count();
-  if (report.state == ThreadReport::queued) report.holders = holders(now);
-  return report;
-}
-
-std::vector<ThreadReport::Holder> ServedCalls::holders(Clock::time_point now) {
-  {
-    base::MutexLock lock(holders_mutex_);
-    if (now < holders_until_) {
-      auto again = holders_;
-      for (auto& each : again) each.longest_ns += (now - holders_found_).count();
-      return again;
-    }
-  }
-  std::vector<ThreadReport::Holder> found;
+const std::string& ServedCalls::holders(Clock::time_point now) {
+  if (now - holders_found_ < kAgain) return holders_;
+  struct Holder {
+    Clock::time_point since = Clock::time_point::max();
+    int threads = 0;
+  };
+  std::map<std::string_view, Holder> functions;
   for (const auto& call : table_.list(std::nullopt)) {
     const auto progress = call->progress();
     if (progress.stage != IncomingCall::Stage::running) continue;
-    std::string name = call->function() == nullptr
-                           ? "unknown"
-                           : call->function()->name.substr(0, ThreadReport::kMaxName);
-    // A name that a program exports may be any text; the caller takes none with these.
-    std::ranges::replace_if(
-        name, [](unsigned char c) { return c < 0x20 || c == 0x7f; }, '?');
-    const std::int64_t ns = (now - progress.since).count();
-    auto at = std::ranges::find(found, name, &ThreadReport::Holder::function);
-    if (at == found.end()) at = found.insert(at, {std::move(name), 0, 0});
-    at->longest_ns = std::max(at->longest_ns, ns);
-    ++at->threads;
+    Holder& holder = functions[call->function() == nullptr ? "unknown" : call->function_name()];
+    holder.since = std::min(holder.since, progress.since);
+    ++holder.threads;
   }
-  std::ranges::sort(found, std::greater<>(), &ThreadReport::Holder::longest_ns);
-  if (found.size() > ThreadReport::kHolders) found.resize(ThreadReport::kHolders);
-  const auto done = Clock::now();
-  base::MutexLock lock(holders_mutex_);
-  holders_ = found;
+  std::vector<std::pair<std::string_view, Holder>> longest(functions.begin(), functions.end());
+  std::ranges::sort(longest, {}, [](const auto& each) { return each.second.since; });
+  constexpr std::size_t kNamed = 4;
+  if (longest.size() > kNamed) longest.resize(kNamed);
+  holders_.clear();
+  for (const auto& [function, holder] : longest) {
+    holders_ += holders_.empty() ? " behind " : " and ";
+    holders_ += std::string(function) + "() (running " + duration_text(now - holder.since) +
+                " on " + std::to_string(holder.threads) + " of " +
+                std::to_string(pool_.max_running()) + " threads)";
+  }
   holders_found_ = now;
-  holders_until_ = done + 10 * (done - now);
-  return found;
+  return holders_;
 }
 
 void ServedCalls::stop_all() {
@@ -270,14 +228,16 @@ std::string ServedCalls::running() const {
   return base::join_names(names);
 }
 
-void ServedCalls::watch(Clock::time_point deadline) {
-  if (deadline < Clock::time_point::max() - kCallerGrace) watch_->watch(deadline + kCallerGrace);
-}
+void ServedCalls::watch(Clock::time_point deadline) { watch_->watch(deadline); }
 
 void ServedCalls::expire() {
-  const auto expired = table_.expired(Clock::now() - kCallerGrace);
+  const auto now = Clock::now();
+  const auto expired = table_.expired(now);
   watch(expired.next);
-  for (const auto& call : expired.calls) call->request_stop();
+  for (const auto& call : expired.calls) {
+    const bool queued = call->progress().stage == IncomingCall::Stage::queued;
+    call->stop_at_deadline(call->where(now) + (queued ? holders(now) : std::string()));
+  }
 }
 
 }  // namespace stitch::rpc

@@ -1,3 +1,4 @@
+// One file, though long: what is sent, kept, received and acknowledged stands side by side.
 #include "stitch/rpc/agent/session.h"
 
 #include <exception>
@@ -132,6 +133,7 @@ void Session::keep(Kept& kept) {
   if (!usable_ && stream.unsent == nullptr) stream.unsent = &kept;
   ++kept_messages_;
   kept_bytes_ += kept.bytes;
+  sent_bytes_ += kept.bytes;
 }
 
 void Session::transmit(Kept& kept, transport::Connection& connection) {
@@ -261,7 +263,10 @@ Session::Arrival Session::receive(const transport::Message& message) {
       throw Error(ErrorCode::protocol, "more than " + std::to_string(ReceivedNumbers::kMaxGaps) +
                                            " runs of its messages are missing");
   }
-  untold_bytes_ += bytes_of(message);
+  const std::size_t bytes = bytes_of(message);
+  untold_bytes_ += bytes;
+  received_bytes_.store(received_bytes_.load(std::memory_order_relaxed) + bytes,
+                        std::memory_order_relaxed);
   const auto head = transport::peek_frame(message.frame);
   const std::uint16_t kind = head ? head->kind : 0;
   acknowledgment_due_ = true;

@@ -63,6 +63,10 @@ class Session final : public transport::Connection {
     std::uint64_t duplicates_dropped = 0;
     std::size_t kept_messages = 0;
     std::size_t kept_bytes = 0;
+    std::uint64_t sent = 0;  // messages, each counted once
+    std::uint64_t sent_bytes = 0;
+    std::uint64_t received = 0;
+    std::uint64_t received_bytes = 0;
   };
 
   // `max_passed_on_bytes`: of what has been passed on and not been acknowledged; a peer that leaves
@@ -212,6 +216,7 @@ class Session final : public transport::Connection {
   bool acknowledgment_due_ = false;  // the last message had a number
   std::atomic<std::uint64_t> duplicates_{0};
   std::atomic<bool> beat_under_way_{false};  // HEARTBEAT is with a transport
+  std::atomic<std::uint64_t> received_bytes_{0};  // written by the receiving thread only
   // The call of acknowledge_now() is to come.
   std::atomic<bool> acknowledging_{false};
 
@@ -227,6 +232,7 @@ class Session final : public transport::Connection {
   bool usable_ STITCH_GUARDED_BY(mutex_) = false;  // the connection has got all that was kept
   std::size_t kept_messages_ STITCH_GUARDED_BY(mutex_) = 0;
   std::size_t kept_bytes_ STITCH_GUARDED_BY(mutex_) = 0;
+  std::uint64_t sent_bytes_ STITCH_GUARDED_BY(mutex_) = 0;
   // When to see next what the peer leaves unacknowledged.
   std::size_t look_at_messages_ STITCH_GUARDED_BY(mutex_) = kMaxPassedOn;
   std::size_t look_at_bytes_ STITCH_GUARDED_BY(mutex_) = max_passed_on_bytes_;

@@ -221,8 +221,15 @@ void Session::end(const Error& reason, const Error& later) {
 
 Session::Statistics Session::statistics() const {
   base::MutexLock lock(mutex_);
-  return {connections_ == 0 ? 0 : connections_ - 1, resent_,
-          duplicates_.load(std::memory_order_relaxed), kept_messages_, kept_bytes_};
+  return {connections_ == 0 ? 0 : connections_ - 1,
+          resent_,
+          duplicates_.load(std::memory_order_relaxed),
+          kept_messages_,
+          kept_bytes_,
+          streams_[0].last + streams_[1].last,
+          sent_bytes_,
+          received_sum(),
+          received_bytes_.load(std::memory_order_relaxed)};
 }
 
 bool Session::awaits(Unacknowledged what) const {

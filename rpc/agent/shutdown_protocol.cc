@@ -10,7 +10,7 @@ namespace stitch::rpc {
 namespace {
 // Without an answer, a message that may be lost is repeated after this time.
 constexpr std::chrono::seconds kRepeatInterval{1};
-// A leader repeats sooner at first, and looks as often who is live.
+// A leader repeats sooner at first.
 constexpr std::chrono::milliseconds kFirstInterval{100};
 // Between two rounds.
 constexpr std::chrono::microseconds kFirstPause{200};
@@ -26,8 +26,9 @@ constexpr const char* kForGone = "its leave";
 ShutdownProtocol::ShutdownProtocol(WorkerInfo self, std::function<WorkerInfo(WorkerId)> worker)
     : self_(std::move(self)), worker_(std::move(worker)) {}
 
-void ShutdownProtocol::begin(Time deadline) {
-  deadline_ = deadline;
+void ShutdownProtocol::begin(Time wait, Clock::duration limit) {
+  wait_ = wait;
+  limit_ = limit;
   phase_ = Phase::choosing;
 }
 
@@ -55,7 +56,9 @@ ShutdownProtocol::Effects ShutdownProtocol::on_message(const WorkerInfo& from,
       return effects;
     case Step::poll:
       check_leads(from, "poll");
-      if (leader_ == from.id) effects.sends.push_back({from.id, {Step::status, message.round}});
+      if (leader_ != from.id) return effects;
+      polled_ = true;
+      effects.sends.push_back({from.id, {Step::status, message.round}});
       return effects;
     case Step::status:
       if (message.round == 0 || message.round > round_) {
@@ -94,7 +97,12 @@ void ShutdownProtocol::on_peer_lost(const WorkerInfo& peer) {
   ++changes_;
 }
 
-void ShutdownProtocol::on_peer_joined() { ++changes_; }
+void ShutdownProtocol::on_peer_joined() {
+  ++changes_;
+  if (phase_ == Phase::closing) return;
+  ends_by_.reset();  // it has not called shutdown yet
+  polled_ = false;
+}
 
 // ---- time
 
@@ -137,6 +145,7 @@ void ShutdownProtocol::choose(Time now, const View& view, Effects& effects) {
 }
 
 void ShutdownProtocol::follow(Time now, Effects& effects) {
+  if (polled_) all_are_ready(now);
   if (answered_) return end(std::nullopt);
   if (now >= repeat_at_) {
     effects.sends.push_back({*leader_, {Step::ready}});
@@ -147,8 +156,8 @@ void ShutdownProtocol::follow(Time now, Effects& effects) {
     return;
   }
   now_waiting(now, kForGo, {*leader_});
-  if (now >= deadline_) return end(timed_out("no GO within the time limit from", {*leader_}));
-  next_ = std::min(deadline_, repeat_at_);
+  if (now >= deadline()) return end(timed_out("no GO within the time limit from", {*leader_}));
+  next_ = std::min(deadline(), repeat_at_);
 }
 
 void ShutdownProtocol::lead(Time now, const View& view, Effects& effects) {
@@ -170,12 +179,13 @@ void ShutdownProtocol::lead(Time now, const View& view, Effects& effects) {
     if (all(
             now, kForShutdown, [this](WorkerId id) { return ready_.contains(id); },
             [&effects](WorkerId id) { effects.reach.push_back(id); })) {
+      all_are_ready(now);
       begin_round(now, effects);
-    } else if (now >= deadline_) {
+    } else if (now >= deadline()) {
       return end(timed_out("no shutdown was called within the time limit on", missing_));
     }
   } else if (phase_ == Phase::pausing) {
-    if (now >= deadline_) {
+    if (now >= deadline()) {
       return end(busy_.empty() ? not_graceful("messages are still in flight")
                                : timed_out("calls are still running on", busy_));
     }
@@ -186,14 +196,14 @@ void ShutdownProtocol::lead(Time now, const View& view, Effects& effects) {
     const auto answered = [this](WorkerId id) { return statuses_.contains(id); };
     if (all(now, kForStatus, answered, poll)) {
       effects.sample = true;
-    } else if (now >= deadline_) {
+    } else if (now >= deadline()) {
       end(timed_out("no answer within the time limit from", missing_));
     }
   } else if (phase_ == Phase::closing) {
     // A worker that has closed after its answer is lost, and not waited for.
     const auto go = [&](WorkerId id) { effects.sends.push_back({id, {Step::go}}); };
     const auto gone = [this](WorkerId id) { return gone_.contains(id); };
-    if (all(now, kForGone, gone, go) || now >= deadline_) end(std::nullopt);
+    if (all(now, kForGone, gone, go) || now >= deadline()) end(std::nullopt);
   }
 }
 
@@ -201,6 +211,10 @@ void ShutdownProtocol::gather(Time now) {
   phase_ = Phase::gathering;
   previous_.clear();
   start_waiting(now);
+}
+
+void ShutdownProtocol::all_are_ready(Time now) {
+  if (!ends_by_) ends_by_ = Time::max() - now > limit_ ? now + limit_ : Time::max();
 }
 
 void ShutdownProtocol::begin_round(Time now, Effects& effects) {
@@ -245,7 +259,7 @@ ShutdownProtocol::Effects ShutdownProtocol::on_sample(Time now, const Status& ow
   phase_ = Phase::pausing;
   pause_until_ = now + pause_;
   pause_ = std::min<Clock::duration>(pause_ * 2, kLongestPause);
-  next_ = std::min(deadline_, pause_until_);
+  next_ = std::min(deadline(), pause_until_);
   return effects;
 }
 
@@ -268,7 +282,7 @@ bool ShutdownProtocol::all(Time now, const char* what,
     if (!has_arrived(id)) missing_.insert(id);
   }
   now_waiting(now, what, missing_);
-  next_ = std::min(deadline_, now + kFirstInterval);
+  next_ = std::min(deadline(), repeat_at_);
   return missing_.empty();
 }
 
@@ -284,6 +298,18 @@ void ShutdownProtocol::now_waiting(Time now, const char* what, std::set<WorkerId
   // Between two rounds about calls that do not end, the answers take no time to speak of.
   if (waiting_ && waiting_->what == kForCalls && what == kForStatus) return;
   waiting_ = Waiting{what, std::move(missing), now};
+}
+
+std::optional<std::string> ShutdownProtocol::waits_for_others() const {
+  if (ends_by_ || !waiting_ || waiting_->missing.empty()) return std::nullopt;
+  std::vector<std::string> names;
+  for (const WorkerId id : waiting_->missing) names.push_back("worker \"" + worker_(id).name + '"');
+  const bool several = names.size() > 1;
+  std::string text = "worker \"" + self_.name + "\" waits in shutdown for " +
+                     base::join_names(names) + ", which " + (several ? "are" : "is") +
+                     " alive and " + (several ? "have" : "has");
+  return text + (waiting_->what == kForGo ? " not said that all have called shutdown"
+                                          : " not called shutdown");
 }
 
 void ShutdownProtocol::end(std::optional<Error> error) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -28,7 +29,9 @@ namespace stitch::rpc {
 // sent, prove that nothing is in flight (Mattern's four counters). A worker that is lost is not
 // waited for any longer. One that comes back, or joins, before the leader has decided on GO is
 // waited for like all others; if its id is the lowest, it leads from then on. READY, POLL and GO
-// are repeated after a while, because they may be lost with a connection.
+// are repeated after a while, because they may be lost with a connection. The time limit of the end
+// begins when all are READY: for the leader with the first round, for a follower with its POLL; a
+// worker that comes back stops it.
 //
 // Why two equal rounds suffice. Assumptions about each worker that has sent READY:
 //   A1 while it is idle it sends nothing, and only a message makes it busy: the program's own
@@ -104,8 +107,11 @@ class ShutdownProtocol {
   // `worker` names the workers in errors: a pure function.
   ShutdownProtocol(WorkerInfo self, std::function<WorkerInfo(WorkerId)> worker);
 
-  // shutdown() was called; on_time() is to be called next.
-  void begin(Time deadline);
+  // shutdown() was called; on_time() is to be called next. Others are waited for until `wait`
+  // (max(): without end). Once all live workers have called it, the end takes at most `limit`.
+  void begin(Time wait, Clock::duration limit);
+  // Others are waited for until `wait` at the latest.
+  void wait_until(Time wait) { wait_ = std::min(wait_, wait); }
   // To be called at next() or later, and after on_message, on_peer_lost, on_peer_joined and
   // on_answered. Nothing happens before begin() and after the end. What it and the on_sample()
   // after it ask to be sent is for the lives that the view was taken of.
@@ -127,6 +133,11 @@ class ShutdownProtocol {
   [[nodiscard]] std::uint64_t changes() const { return changes_; }
   [[nodiscard]] Time next() const { return next_; }
   [[nodiscard]] bool ended() const { return phase_ == Phase::ended; }
+  // For whom it waits, while live workers have not called shutdown: "worker "ps0" waits in shutdown
+  // for worker "trainer1", which is alive and has not called shutdown".
+  [[nodiscard]] std::optional<std::string> waits_for_others() const;
+  // When it ends at the latest; max() while others are waited for without a limit.
+  [[nodiscard]] Time deadline() const { return ends_by_.value_or(wait_); }
   // Why it ended before all were ready to close; names the workers that were waited for.
   [[nodiscard]] const std::optional<Error>& error() const { return error_; }
   [[nodiscard]] const std::optional<Waiting>& waiting() const { return waiting_; }
@@ -150,6 +161,7 @@ class ShutdownProtocol {
   void follow(Time now, Effects& effects);
   void lead(Time now, const View& view, Effects& effects);
   void gather(Time now);
+  void all_are_ready(Time now);
   void begin_round(Time now, Effects& effects);
   void start_waiting(Time now);
   // Whether those that are live and waited for have all arrived. Else the message to those that
@@ -166,7 +178,10 @@ class ShutdownProtocol {
   const WorkerInfo self_;
   const std::function<WorkerInfo(WorkerId)> worker_;
   Phase phase_ = Phase::not_begun;
-  Time deadline_{};
+  Time wait_{};
+  Clock::duration limit_{};
+  std::optional<Time> ends_by_;  // set once all live workers have called shutdown
+  bool polled_ = false;          // by the leader: all are ready
   Time next_{};
   std::optional<Error> error_;
   std::optional<Waiting> waiting_;

@@ -8,10 +8,11 @@
 namespace stitch::rpc {
 
 void StopCallbacks::run(std::stop_source source) {
+  post([source = std::move(source)]() mutable { StopFlag::request_stop(std::move(source)); });
+}
+
+void StopCallbacks::post(base::UniqueFunction<void()> task) {
   std::shared_ptr<ThreadPool> pool;
-  base::UniqueFunction<void()> task = [source = std::move(source)]() mutable {
-    StopFlag::request_stop(std::move(source));
-  };
   try {
     base::MutexLock lock(mutex_);
     if (!pool_ && !closed_) pool_ = std::make_shared<ThreadPool>(threads_, name_);

@@ -11,10 +11,10 @@
 
 namespace stitch::rpc {
 
-// Runs the stop callbacks of handlers on dedicated threads: the handlers to be stopped may hold
-// every user-function thread, and the reader or timer thread that requests the stop must not wait
-// for user code. Threads are created when first needed. Part of ServedCalls. Thread contract: any
-// thread.
+// Runs the stop callbacks of handlers, and completes calls that have timed out, on dedicated
+// threads: handlers may hold every user-function thread, and the reader or timer thread that asks
+// for this must not wait for user code. Threads are created when first needed. Part of ServedCalls.
+// Thread contract: any thread.
 class StopCallbacks {
  public:
   // At most `threads` at a time, and more while some of them wait for futures.
@@ -23,6 +23,8 @@ class StopCallbacks {
   // Requests the stop on such a thread, or on this one if none can be created or after
   // close_until().
   void run(std::stop_source source) STITCH_EXCLUDES(mutex_);
+  // Runs `task` likewise.
+  void post(base::UniqueFunction<void()> task) STITCH_EXCLUDES(mutex_);
   [[nodiscard]] bool on_this_thread() const STITCH_EXCLUDES(mutex_);
   // Waits for running callbacks. False when `deadline` passed first.
   bool close_until(std::chrono::steady_clock::time_point deadline) STITCH_EXCLUDES(mutex_);

@@ -11,7 +11,6 @@
 #include <thread>
 #include <utility>
 
-#include "stitch/base/alternate_stack.h"
 #include "stitch/base/error.h"
 #include "stitch/base/forked.h"
 #include "stitch/base/mutex.h"
@@ -158,7 +157,6 @@ ThreadPool::~ThreadPool() {
 void ThreadPool::start_thread(const std::shared_ptr<State>& state) {
   std::thread([state] {
     pthread_setname_np(pthread_self(), state->name.substr(0, 15).c_str());
-    base::use_alternate_stack();
     serve(state);
   }).detach();
 }

@@ -11,7 +11,6 @@
 #include <thread>
 #include <utility>
 
-#include "stitch/base/alternate_stack.h"
 #include "stitch/base/callback_scope.h"
 #include "stitch/base/mutex.h"
 #include "stitch/rpc/future/current_streams.h"
@@ -151,7 +150,6 @@ void GateWatch::State::start_thread(const std::shared_ptr<State>& self) {
   try {
     std::thread thread([self] {
       pthread_setname_np(pthread_self(), self->name.substr(0, 15).c_str());
-      base::use_alternate_stack();
       self->run();
     });
     thread.detach();  // stop() waits for its end

@@ -65,11 +65,13 @@ void MembershipProtocol::on_tick(Time now, std::span<const Link> links, Effects&
     end_doubt(*entry);
     entry->heard = std::max({entry->heard, link.heard, awake_since_});
     if (now - entry->heard >= settings_.heartbeat_timeout) {
-      lose(*entry,
-           Error(ErrorCode::disconnected, life_text(entry->info()) + " has been silent for " +
-                                              milliseconds_text(now - entry->heard))
-               .with_worker(entry->info().name),
-           effects);
+      lose(
+          *entry,
+          Error(ErrorCode::disconnected, life_text(entry->info()) + " has been silent for " +
+                                             milliseconds_text(now - entry->heard) +
+                                             "; raise STITCH_HEARTBEAT_TIMEOUT if it was only slow")
+              .with_worker(entry->info().name),
+          effects);
       after_loss(entry->info(), now, effects);
     }
   }

@@ -20,10 +20,7 @@ enum FrameKind : std::uint16_t {
   kSkip = 10,        // empty: the message of this number will not come (Session)
   kAskRoom = 16,     // how many one-way requests there were: when they are handled is to be told
   kGiveRoom = 17,    // how many one-way requests, and their bytes, have been handled
-  kAskThreads = 18,  // call id: what does that call wait for
-  kThreads = 19,     // call id, what holds the threads (ThreadReport)
   kTransfer = 0x20,  // a frame of transfers between devices (transport/gpu/PROTOCOL.md)
-  kDump = 0x40,      // empty: a call of the sender has timed out; write a dump, if you do that
   kFirstUpperFrame = 0x100,
 };
 // Whether frames of this kind are part of what the program does: graceful shutdown waits for them.

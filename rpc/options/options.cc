@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <charconv>
 #include <cstdlib>
 #include <functional>
+#include <set>
+#include <string>
 #include <thread>
 #include <utility>
 
@@ -23,9 +26,21 @@ namespace stitch {
 
 namespace {
 
+// The variables that gave values to the options that this thread resolves.
+thread_local std::set<std::string> variables_read;
+
+// "num_threads", or "STITCH_NUM_THREADS" where that has set it.
+std::string set_as(const std::string& field) {
+  std::string variable = "STITCH_";
+  for (const char c : field)
+    variable += static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  return variables_read.contains(variable) ? variable : field;
+}
+
 [[noreturn]] void refuse(const std::string& what, const std::string& value,
                          const std::string& allowed) {
-  throw Error(ErrorCode::invalid_argument, what + " is \"" + value + "\"; allowed: " + allowed);
+  throw Error(ErrorCode::invalid_argument,
+              set_as(what) + " is \"" + value + "\"; allowed: " + allowed);
 }
 
 // A number and what follows it.
@@ -73,6 +88,11 @@ int parse_int(const std::string& what, const std::string& text) {
   return value;
 }
 
+bool parse_flag(const std::string& what, const std::string& text) {
+  if (text != "0" && text != "1") refuse(what, text, "0, 1");
+  return text == "1";
+}
+
 WorldSize parse_world_size(const std::string& text) {
   try {
     return WorldSize(text);
@@ -115,13 +135,16 @@ std::map<std::string, std::map<std::string, std::string>> parse_device_maps(
 
 struct Variable {
   const char* name;
-  std::function<void(Options&, const Options& defaults, const std::string& value)> read;
+  // Whether it has set the field.
+  std::function<bool(Options&, const Options& defaults, const std::string& value)> read;
 };
 
 template <class T, class Parse>
 auto field(T Options::*member, Parse parse) {
   return [member, parse](Options& options, const Options& defaults, const std::string& value) {
-    if (options.*member == defaults.*member) options.*member = parse(value);
+    if (options.*member != defaults.*member) return false;
+    options.*member = parse(value);
+    return true;
   };
 }
 
@@ -142,6 +165,9 @@ const std::vector<Variable>& variables() {
       {"STITCH_SHUTDOWN_TIMEOUT",
        field(&Options::shutdown_timeout,
              [](const std::string& v) { return parse_duration("STITCH_SHUTDOWN_TIMEOUT", v); })},
+      {"STITCH_STOP_ON_SIGNALS",
+       field(&Options::stop_on_signals,
+             [](const std::string& v) { return parse_flag("STITCH_STOP_ON_SIGNALS", v); })},
       {"STITCH_HEARTBEAT_INTERVAL",
        field(&Options::heartbeat_interval,
              [](const std::string& v) { return parse_duration("STITCH_HEARTBEAT_INTERVAL", v); })},
@@ -211,6 +237,7 @@ std::optional<std::string> environment(const std::string& name) {
 
 void read_variables(Options& options) {
   const Options defaults;
+  variables_read.clear();
   for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
     const std::string text = *entry;
     if (!text.starts_with("STITCH_")) continue;
@@ -220,7 +247,8 @@ void read_variables(Options& options) {
                      [&](const Variable& variable) { return name == variable.name; });
     if (found == variables().end())
       throw Error(ErrorCode::invalid_argument, unknown_variable(name));
-    if (found->read) found->read(options, defaults, environment(name).value_or(""));
+    if (found->read && found->read(options, defaults, environment(name).value_or("")))
+      variables_read.insert(name);
   }
 }
 

@@ -128,7 +128,10 @@ struct Options {
       std::chrono::seconds(60);  // of a call that names none; 0: never
   std::chrono::nanoseconds init_timeout = std::chrono::seconds(60);  // for all workers to arrive
   std::chrono::nanoseconds shutdown_timeout =
-      std::chrono::seconds(30);  // for the whole of a graceful shutdown
+      std::chrono::seconds(30);  // for the end of a world, once all its workers have asked to leave
+  // SIGTERM and SIGINT set stitch::stop_requested(), from when on a shutdown waits for others no
+  // longer than shutdown_timeout; a second signal ends the process as usual.
+  bool stop_on_signals = false;
   // How often a worker sends a heartbeat over each connection. One that says nothing at all for
   // heartbeat_timeout is declared dead.
   std::chrono::nanoseconds heartbeat_interval = std::chrono::milliseconds(500);

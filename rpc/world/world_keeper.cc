@@ -9,7 +9,6 @@
 #include <system_error>
 #include <utility>
 
-#include "stitch/base/alternate_stack.h"
 #include "stitch/base/error.h"
 #include "stitch/rpc/membership/notice.h"
 
@@ -86,10 +85,7 @@ bool WorldKeeper::keeps(const Agent& agent) const {
 void WorldKeeper::start_thread() {
   const base::MutexLock lock(mutex_);
   if (stopped_ || thread_.joinable()) return;
-  thread_ = std::thread([this] {
-    base::use_alternate_stack();
-    run();
-  });
+  thread_ = std::thread([this] { run(); });
   pthread_setname_np(thread_.native_handle(), "stitch-keeper");
 }
 

@@ -3,7 +3,6 @@
 
 #include "diagnose.h"
 #include "diagnose_dump.h"
-#include "diagnose_json.h"
 #include "diagnose_waits.h"
 #include "tests/fuzz/memory_file.h"
 #include "tests/fuzz/targets.h"
@@ -31,8 +30,7 @@ static bool run(Bytes input) {
       for (const char each : dump.name + dump.host + dump.reason)
         require(static_cast<unsigned char>(each) >= 0x20 && each != 0x7f,
                 "a text of a dump has control characters");
-      auto& list = dump.only_running() ? dumps.running : dumps.by_worker;
-      list.insert_or_assign(dump.name, std::move(dump));
+      dumps.by_worker.insert_or_assign(dump.name, std::move(dump));
       ++read_well;
     } catch (const std::runtime_error&) {
       // It says what is wrong with the file.

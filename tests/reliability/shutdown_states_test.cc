@@ -91,7 +91,7 @@ bool ended_well(const stitch::Future<int>& call) {
 // Shuts down and returns whether that took no longer than it may.
 bool in_time(Worker& self, std::chrono::nanoseconds limit = kLimit) {
   const auto start = Clock::now();
-  self.shutdown({.graceful = true, .timeout = limit});
+  self.shutdown({.graceful = true, .wait = limit, .timeout = limit});
   const auto took = Clock::now() - start;
   std::ofstream(std::getenv("SHUTDOWN_TEST_TIMES"), std::ios::app)
       << std::chrono::duration<double, std::milli>(took).count() << '\n';
@@ -165,7 +165,7 @@ bool called_by_two_threads(Worker& self) {
 
 bool called_by_a_handler(Worker& self) {
   g_victim = &self;
-  self.barrier();
+  self.barrier({"worker0", "worker1", "worker2"});
   const bool refused = self.rpc_sync<shutdown_is_refused_in_a_handler>(next(self));
   meet(self);
   return in_time(self) && refused;
@@ -173,7 +173,7 @@ bool called_by_a_handler(Worker& self) {
 
 bool called_by_an_inline_function(Worker& self) {
   g_victim = &self;
-  self.barrier();
+  self.barrier({"worker0", "worker1", "worker2"});
   const bool refused = self.rpc_sync<shutdown_is_refused>(next(self));
   meet(self);
   return in_time(self) && refused;

@@ -237,95 +237,81 @@ std::string timeout_text(const Error& error) {
   return at == std::string::npos ? text : text.substr(at);
 }
 
-TEST_F(Deadlines, TimeoutsSayWhetherTheWorkerIsAlive) {
+// On a busy machine what the callee says may come too late: the call is made again then.
+std::string text_saying(const std::string& expected, const std::function<void()>& call) {
+  std::string text;
+  EXPECT_TRUE(eventually([&] {
+    text = timeout_text(error_of(call));
+    return std::regex_match(text, std::regex(expected));
+  })) << text;
+  return text;
+}
+
+TEST_F(Deadlines, TimeoutsSayWhereTheCallIs) {
   Cluster cluster(2);
   EXPECT_EQ(stitch::rpc_sync<count_run>("worker1"), 1);
-  // On a busy machine a call may be queued for some milliseconds, and the answer to a question that
-  // is asked 12 ms before the deadline be late.
-  const std::string queued = ", call was queued [0-9.]+ ms";
-  const std::string running = ", call has been running there for [0-9.]+ ms";
-  const std::string end =
-      "(, call was sent at once|(" + queued + ")?" + running + "|" + queued + ")";
-  const auto matches = [](const std::string& text, const std::string& expected) {
-    return std::regex_match(text, std::regex(expected));
-  };
-  std::string text = timeout_text(
-      error_of([] { stitch::rpc_sync<wait_for_stop>({.to = "worker1", .timeout = 50ms}); }));
-  EXPECT_TRUE(matches(text, "timed out after 50 ms; worker is alive" + end)) << text;
-  // From 250 ms on the worker is asked at the deadline, and waited for.
-  text = timeout_text(
-      error_of([] { stitch::rpc_sync<wait_for_stop>({.to = "worker1", .timeout = 1300ms}); }));
-  EXPECT_TRUE(matches(text,
-                      "timed out after 1300 ms; worker is alive(, call was queued [0-9.]+ ms)?, "
-                      "call has been running there for 1\\.[0-9] s"))
-      << text;
+  text_saying("timed out after 50 ms; running [0-9.]+ ms there",
+              [] { stitch::rpc_sync<wait_for_stop>({.to = "worker1", .timeout = 50ms}); });
+  text_saying("timed out after 1300 ms; running 1\\.[0-9] s there",
+              [] { stitch::rpc_sync<wait_for_stop>({.to = "worker1", .timeout = 1300ms}); });
+}
+
+TEST_F(DeadlineFaults, TimeoutsSayWhatTheCallerKnowsWithoutAWordOfTheCallee) {
+  Cluster cluster(2);
+  EXPECT_EQ(stitch::rpc_sync<count_run>("worker1"), 1);
+  {
+    const LoopbackFaults faults(
+        [](std::uint32_t, std::uint32_t, std::uint64_t, const auto& message) {
+          return Fate{.drop = kind_of(message) == stitch::rpc::wire::kErrorReply};
+        });
+    text_saying(
+        "timed out after 300 ms; worker was last heard [0-9.]+ ms ago; the request was sent",
+        [] { stitch::rpc_sync<wait_for_stop>({.to = "worker1", .timeout = 300ms}); });
+  }
+  // A graceful shutdown would wait for the dropped messages.
+  for (int rank = 0; rank < 2; ++rank) cluster[rank].shutdown({.graceful = false});
+}
+
+// A callback of a call that has timed out delays no other timeout, heartbeat or timer.
+TEST_F(DeadlineFaults, CallsThatHaveTimedOutDoNotCompleteOnTheEventLoop) {
+  Cluster cluster(2, [](stitch::Options& options) { options.num_threads = 1; });
+  Gate callback_gate;
+  {
+    const LoopbackFaults faults(
+        [](std::uint32_t, std::uint32_t, std::uint64_t, const auto& message) {
+          return Fate{.drop = kind_of(message) == stitch::rpc::wire::kErrorReply};
+        });
+    auto first = stitch::rpc_async<wait_for_stop>({.to = "worker1", .timeout = 30ms});
+    first.on_ready([&] { callback_gate.pass(); });
+    EXPECT_TRUE(callback_gate.wait_for_arrival());
+    const stitch::Promise<void> ran;
+    cluster[0].agent()->loop().call_at(std::chrono::steady_clock::now(),
+                                       [ran] { ran.set_value(); });
+    EXPECT_TRUE(ran.future().wait_for(10s)) << "the loop is held up";
+    callback_gate.open();
+  }
+  for (int rank = 0; rank < 2; ++rank) cluster[rank].shutdown({.graceful = false});
 }
 
 Gate gate;
 void stop_reading() { gate.pass(); }
 STITCH_INLINE(stop_reading);
 
-TEST_F(Deadlines, TimeoutsSayThatAWorkerIsSilent) {
-  Cluster cluster(2, [](stitch::Options& options) {  // no heartbeats meanwhile
-    options.heartbeat_interval = 30s;
-    options.heartbeat_timeout = 60s;
-  });
-  gate.close();
-  const std::string text = timeout_text(
-      error_of([] { stitch::rpc_sync<stop_reading>({.to = "worker1", .timeout = 1300ms}); }));
-  EXPECT_TRUE(std::regex_match(
-      text, std::regex("timed out after 1300 ms; worker is connected and has been silent for "
-                       "1\\.[0-9] s, call was (sent at once|queued [0-9.]+ ms)")))
-      << text;
-  gate.open();
-}
 std::int64_t elements(const at::Tensor& tensor) { return tensor.numel(); }
-void wait_with(const at::Tensor&) { wait_for_stop(); }
 
-TEST_F(Deadlines, TimeoutsOfCallsBehindAFullRingSayThatTheyWereNeverSent) {
+TEST_F(Deadlines, TimeoutsOfCallsBehindAFullRingSayThatTheyAreBeingWritten) {
   Cluster cluster(2, [](stitch::Options& options) { options.transports = {"shm"}; });
   const auto large = at::zeros({8 << 20});  // more than a ring holds
   gate.close();
   const auto waiting = stitch::rpc_async<stop_reading>("worker1");
   ASSERT_TRUE(gate.wait_for_arrival());
-  EXPECT_EQ(timeout_text(error_of(
-                [&] { stitch::rpc_sync<elements>({.to = "worker1", .timeout = 60ms}, large); })),
-            "timed out after 60 ms; worker is alive, call was never sent");
+  text_saying("timed out after 60 ms; worker was last heard .* ago; the request is being written",
+              [&] { stitch::rpc_sync<elements>({.to = "worker1", .timeout = 60ms}, large); });
   gate.open();
   waiting.get();
 }
 
-// The text of a call that waits for 200 ms behind a reader that does not read, is then sent, and
-// times out.
-std::string text_of_queued_call(std::chrono::nanoseconds timeout) {
-  const auto large = at::zeros({8 << 20});
-  gate.close();
-  const auto waiting = stitch::rpc_async<stop_reading>("worker1");
-  EXPECT_TRUE(gate.wait_for_arrival());
-  const auto queued = stitch::rpc_async<wait_with>({.to = "worker1", .timeout = timeout}, large);
-  std::this_thread::sleep_for(200ms);
-  gate.open();
-  waiting.get();
-  return timeout_text(error_of([&] { queued.get(); }));
-}
-
-TEST_F(Deadlines, TimeoutsSayHowLongTheCallWasQueued) {
-  Cluster cluster(2, [](stitch::Options& options) { options.transports = {"shm"}; });
-  std::string text;
-  for (const auto timeout : {2s, 8s, 20s}) {  // a busy machine may not send it before the first
-    text = text_of_queued_call(timeout);
-    if (text.find("never sent") == std::string::npos) break;
-  }
-  std::smatch time;
-  ASSERT_TRUE(std::regex_search(text, time,
-                                std::regex(", call was queued ([0-9.]+) (ms|s)"
-                                           "(, call has been running there for [0-9.]+ (ms|s))?$")))
-      << text;
-  EXPECT_GE(std::stod(time[1]) * (time[2] == "s" ? 1000 : 1), 100) << text;
-}
-
-// On a busy machine the answer of the handler, which is stopped 10 ms after the deadline, may be
-// there before the timer has run.
+// On a busy machine the handler may answer before the timer has run.
 void call_for(std::chrono::microseconds timeout) {
   try {
     stitch::rpc_sync<wait_for_stop>({.to = "worker1", .timeout = timeout});

@@ -82,7 +82,7 @@ class RecordOfTheWorld : public ::testing::Test {
 };
 
 TEST_F(RecordOfTheWorld, StaysWhenItsKeeperGivesUpWaitingForTheOthers) {
-  EXPECT_EQ(error_of([&] { workers[0]->shutdown({.timeout = 100ms}); }).code(), ErrorCode::timeout);
+  EXPECT_EQ(error_of([&] { workers[0]->shutdown({.wait = 100ms}); }).code(), ErrorCode::timeout);
   EXPECT_TRUE(there());
   workers[1]->shutdown({.graceful = false});
 }
@@ -125,7 +125,7 @@ TEST(ShutdownOfAKeeper, EndsASecondAfterItsLimitWhereTheStoreDoesNotAnswer) {
     EXPECT_TRUE(eventually([&] { return store->holds(); }));
     const auto begun = Clock::now();
     try {
-      keeper->shutdown({.timeout = 100ms});
+      keeper->shutdown({.wait = 100ms, .timeout = 100ms});
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ErrorCode::timeout) << error.what();
     }

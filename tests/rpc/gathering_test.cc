@@ -69,5 +69,20 @@ TEST(Gatherings, OfAWorkerThatIsGoneLeaveNothing) {
   EXPECT_TRUE(nothing_is_kept(cluster, 2));
 }
 
+TEST(Gatherings, WithoutNamesAreRefusedInAnElasticWorld) {
+  stitch::Options options;
+  options.name = "a";
+  options.world_size = "1:2";
+  options.store = stitch::transport::make_hash_store();
+  auto self = stitch::init(std::move(options));
+  const std::string refused =
+      "barrier() and all_gather() take names in an elastic world, whose workers come and go: say "
+      "who takes part, as in barrier({\"a\", \"b\"})";
+  EXPECT_TRUE(has_text(error_of([&] { self.barrier(); }), ErrorCode::invalid_argument, refused));
+  EXPECT_TRUE(has_text(error_of([&] { static_cast<void>(self.all_gather(1)); }),
+                       ErrorCode::invalid_argument, refused));
+  self.barrier({"a"});
+}
+
 }  // namespace
 }  // namespace gathering_test

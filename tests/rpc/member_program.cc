@@ -256,7 +256,9 @@ int main(int argc, char** argv) try {
     return 0;
   }
   if (what == "meet" || what == "founding" || what == "host founding") {
-    self.barrier();
+    std::vector<std::string> all;
+    for (const auto& each : self.workers()) all.push_back(each.name);
+    self.barrier(all);
     std::printf("%s has met the others, epoch %d\n", self.name().c_str(),
                 static_cast<int>(self.info().epoch));
     return 0;

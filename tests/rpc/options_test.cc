@@ -55,6 +55,7 @@ TEST(Options, ComeFromTheEnvironment) {
                          {"STITCH_WORLD_SIZE", "4"},
                          {"STITCH_RPC_TIMEOUT", "250ms"},
                          {"STITCH_SHUTDOWN_TIMEOUT", "2m"},
+                         {"STITCH_STOP_ON_SIGNALS", "1"},
                          {"STITCH_RECONNECT_TIMEOUT", "5s"},
                          {"STITCH_NUM_THREADS", "3"},
                          {"STITCH_TRANSPORTS", "tcp,shm"},
@@ -68,6 +69,7 @@ TEST(Options, ComeFromTheEnvironment) {
   EXPECT_EQ(options.world_size, 4);
   EXPECT_EQ(options.rpc_timeout, 250ms);
   EXPECT_EQ(options.shutdown_timeout, 2min);
+  EXPECT_TRUE(options.stop_on_signals);
   EXPECT_EQ(options.reconnect_timeout, 5s);
   EXPECT_EQ(options.num_threads, 3);
   EXPECT_EQ(options.transports, (std::vector<std::string>{"tcp", "shm"}));
@@ -92,6 +94,17 @@ TEST(Options, FieldsCountMoreThanTheEnvironment) {
       stitch::resolve_options({.name = "mine", .rank = 0, .world_size = 1, .num_threads = 5});
   EXPECT_EQ(options.name, "mine");
   EXPECT_EQ(options.num_threads, 5);
+}
+
+TEST(Options, ErrorsNameWhatWasSet) {
+  const std::string wrong = " is \"1ms\"; allowed: twice heartbeat_interval (1s) to 24h";
+  EXPECT_EQ(error_with({{"STITCH_HEARTBEAT_TIMEOUT", "1ms"}}), "STITCH_HEARTBEAT_TIMEOUT" + wrong);
+  EXPECT_EQ(error_with({}, {.rank = 0, .world_size = 1, .heartbeat_timeout = 1ms}),
+            "heartbeat_timeout" + wrong);
+  // The field counts more.
+  EXPECT_EQ(error_with({{"STITCH_HEARTBEAT_TIMEOUT", "5s"}},
+                       {.rank = 0, .world_size = 1, .heartbeat_timeout = 1ms}),
+            "heartbeat_timeout" + wrong);
 }
 
 TEST(Options, UnknownVariablesAreErrorsWithAHint) {
@@ -121,6 +134,8 @@ TEST(Options, VariablesOfWhatDoesNotExistYetSaySo) {
 TEST(Options, BadValuesAreNamed) {
   EXPECT_EQ(error_with({{"STITCH_RPC_TIMEOUT", "soon"}}),
             "STITCH_RPC_TIMEOUT is \"soon\"; allowed: a duration such as 500ms, 5s, 2m, 0");
+  EXPECT_EQ(error_with({{"STITCH_STOP_ON_SIGNALS", "yes"}}),
+            "STITCH_STOP_ON_SIGNALS is \"yes\"; allowed: 0, 1");
   EXPECT_EQ(error_with({{"STITCH_NUM_THREADS", "-1"}}),
             "STITCH_NUM_THREADS is \"-1\"; allowed: a number from 0 on");
   EXPECT_EQ(error_with({}, {.name = "a b", .rank = 0, .world_size = 1}),
@@ -131,14 +146,12 @@ TEST(Options, BadValuesAreNamed) {
             "init_method is \"http://x\"; allowed: env://, tcp://host:port, file:///path; did you "
             "mean tcp://?");
   EXPECT_EQ(error_with({{"STITCH_INLINE_BYTES", "2MiB"}}, {.rank = 0, .world_size = 1}),
-            "inline_bytes is \"2097152\"; allowed: sizes up to 1MiB");
+            "STITCH_INLINE_BYTES is \"2097152\"; allowed: sizes up to 1MiB");
   EXPECT_EQ(
       error_with({{"STITCH_MAX_INFLIGHT_BYTES", "0"}}),
-      "max_inflight_bytes is \"0\"; allowed: sizes from 1 byte on: with none, no call could be "
-      "made");
+      "STITCH_MAX_INFLIGHT_BYTES is \"0\"; allowed: sizes from 1 byte on: with none, no call could "
+      "be made");
   EXPECT_EQ(error_with({{"STITCH_INSECURE", "yes"}}), "STITCH_INSECURE is \"yes\"; allowed: 1, 0");
-  EXPECT_EQ(error_with({{"STITCH_HEARTBEAT_TIMEOUT", "100ms"}}),
-            "heartbeat_timeout is \"100ms\"; allowed: twice heartbeat_interval (1s) to 24h");
   EXPECT_EQ(error_with({}, {.rank = 0, .world_size = 1, .rpc_timeout = -1500us}),
             "rpc_timeout is \"-1500us\"; allowed: durations from 0 on");
   EXPECT_NE(error_with({}, {}).find("rank is not known: start the program with stitch-run"),
@@ -238,11 +251,11 @@ TEST(Options, UnknownChoicesAreRefusedInAWorldOfOneToo) {
             "transports is \"shn\"; allowed: loopback, shm, tcp, tensorpipe-shm, uv; did you mean "
             "shm?");
   EXPECT_EQ(error_with({{"STITCH_TRANSPORTS", "tcp,infiniband"}}),
-            "transports is \"infiniband\"; allowed: loopback, shm, tcp, tensorpipe-shm, uv");
+            "STITCH_TRANSPORTS is \"infiniband\"; allowed: loopback, shm, tcp, tensorpipe-shm, uv");
   EXPECT_EQ(error_with({}, {.rank = 0, .world_size = 1, .channels = {"basic", "cme"}}),
             "channels is \"cme\"; allowed: basic, cma; did you mean cma?");
   EXPECT_EQ(error_with({{"STITCH_GPU_PATHS", "staging,ncl"}}, {.rank = 0, .world_size = 1}),
-            "gpu_paths is \"ncl\"; allowed: peer, nccl, staging; did you mean nccl?");
+            "STITCH_GPU_PATHS is \"ncl\"; allowed: peer, nccl, staging; did you mean nccl?");
 }
 
 TEST(Options, ATcpPlaceMayBeAnIpv6Address) {

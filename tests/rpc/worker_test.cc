@@ -11,6 +11,7 @@ using stitch::WorkerId;
 using stitch::testing::Cluster;
 
 int unity() { return 1; }
+std::int64_t elements(const at::Tensor& tensor) { return tensor.numel(); }
 std::atomic<int> notified{0};
 void note(int by) { notified += by; }
 int inline_square(int x) { return x * x; }
@@ -321,7 +322,7 @@ TEST(Worker, AGracefulShutdownWithAMissingWorkerEndsInTime) {
   Cluster cluster(2);
   const auto start = std::chrono::steady_clock::now();
   try {
-    cluster[0].shutdown({.timeout = 100ms});
+    cluster[0].shutdown({.wait = 100ms});
     ADD_FAILURE() << "it was graceful";
   } catch (const stitch::Error& error) {
     EXPECT_EQ(error.code(), stitch::ErrorCode::timeout);
@@ -329,6 +330,24 @@ TEST(Worker, AGracefulShutdownWithAMissingWorkerEndsInTime) {
         << error.what();
   }
   EXPECT_LT(std::chrono::steady_clock::now() - start, 5s);
+}
+
+TEST(Worker, CountsTheTrafficWithEachPeer) {
+  Cluster cluster(2);
+  const auto number = [&](int rank, const std::string& name) {
+    return cluster[rank].debug_info().at("rpc.peer.worker" + std::to_string(1 - rank) + '.' + name);
+  };
+  const auto messages = number(0, "messages_sent");
+  const auto bytes = number(0, "bytes_sent");
+  const auto received = number(1, "bytes_received");
+  const auto back = number(0, "messages_received");
+  constexpr std::int64_t kBytes = 1 << 20;
+  EXPECT_EQ(stitch::rpc_sync<elements>("worker1", at::zeros({kBytes}, at::kByte)), kBytes);
+  EXPECT_GE(number(0, "messages_sent"), messages + 1);
+  EXPECT_GE(number(0, "bytes_sent"), bytes + kBytes);
+  EXPECT_LT(number(0, "bytes_sent"), bytes + 2 * kBytes);
+  EXPECT_GE(number(1, "bytes_received"), received + kBytes);
+  EXPECT_GE(number(0, "messages_received"), back + 1);
 }
 
 }  // namespace

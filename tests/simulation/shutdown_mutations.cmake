@@ -6,7 +6,13 @@ stitch_mutated_copy(shutdown rpc/agent/shutdown_protocol.cc
   [[  if (is_over(from)) return effects;]] [[  if (is_over(from) && !mistake("hears_former_lives")) return effects;]]
   [[      check_leads(from, "go");]]
     [[@ if (mistake("ignores_the_go_of_former_leaders") && leader_ != from.id) return effects;]]
-  [[::on_peer_joined() { ++changes_; }]] [[::on_peer_joined() { if (!mistake("does_not_notice_joins")) ++changes_; }]]
+  [[  ++changes_;
+  if (phase_ == Phase::closing) return;]] [[  if (mistake("does_not_notice_joins")) return;
+@]]
+  [[  if (polled_) all_are_ready(now);]] [[  if (polled_ || mistake("counts_the_wait_to_the_end")) all_are_ready(now);]]
+  [[      all_are_ready(now);
+      begin_round]] [[      if (!mistake("gives_the_end_no_limit")) all_are_ready(now);
+      begin_round]]
   [[  others_.erase(peer.id);]] [[  if (!mistake("waits_for_the_lost")) others_.erase(peer.id);]]
   [[  chosen_at_ = view.changes;]] [[  chosen_at_ = mistake("takes_an_old_view_for_a_new_one") ? changes_ : view.changes;]]
   [[      if (!answered_ && changes_ != chosen_at_) {]]
@@ -28,7 +34,7 @@ stitch_mutated_copy(shutdown rpc/agent/shutdown_protocol.cc
   [[[this](WorkerId id) { return ready_.contains(id); }]]
     [[[this](WorkerId id) { return ready_.contains(id) || mistake("does_not_wait_for_ready"); }]]
   [[{ effects.reach.push_back(id); })) {]] [[{ if (!mistake("does_not_reach_the_silent")) effects.reach.push_back(id); })) {]]
-  [[    if (now >= deadline_) {]] [[    if (now >= deadline_ && !mistake("never_gives_up")) {]]
+  [[    if (now >= deadline()) {]] [[    if (now >= deadline() && !mistake("never_gives_up")) {]]
   [[(WorkerId id) { effects.sends.push_back({id, {Step::poll, round_}}); };]]
     [[(WorkerId id) { if (!mistake("does_not_repeat_poll")) effects.sends.push_back({id, {Step::poll, round_}}); };]]
   [[    const auto answered = [this](WorkerId id) { return statuses_.contains(id); };]]

@@ -71,7 +71,9 @@ class World : public simulation::History {
     std::uint64_t epoch = 1;
     std::optional<Protocol> protocol;
     std::optional<Time> begin;
-    Time deadline{};
+    Duration limit{};
+    bool patient = false;  // waits for others without a limit
+    Time deadline{};       // of its waiting, where it is not patient
     bool dead = false, ended = false, go_received = false;
     bool closing = false;                     // what is lost is not said any more
     Lives known;                              // as this one knows them
@@ -161,10 +163,13 @@ class World : public simulation::History {
   void will_begin(std::size_t node, Time when) {
     Node& one = nodes_[node];
     one.begin = when;
-    one.deadline = when + std::chrono::seconds(30);
-    if (hanging_limits_) one.deadline = when + milliseconds(400) + up_to(milliseconds(200));
-    if (some_only_) one.deadline = when + milliseconds(200) + up_to(milliseconds(400));
-    if (short_limits_ && one_in(2)) one.deadline = when + up_to(milliseconds(300));
+    one.limit = std::chrono::seconds(30);
+    if (hanging_limits_) one.limit = milliseconds(400) + up_to(milliseconds(200));
+    if (some_only_) one.limit = milliseconds(200) + up_to(milliseconds(400));
+    if (short_limits_ && one_in(2)) one.limit = up_to(milliseconds(300));
+    one.patient = patient_;
+    one.deadline = when + one.limit;
+    last_begin_ = std::max(last_begin_, when);
     at(when, [this, node] { begin(node); });
   }
   void will_work(std::size_t node, Time from) {
@@ -413,7 +418,8 @@ class World : public simulation::History {
   void begin(std::size_t at_node) {
     if (!running(at_node)) return;
     note(name_of(at_node), " calls shutdown");
-    nodes_[at_node].protocol->begin(nodes_[at_node].deadline);
+    const Node& node = nodes_[at_node];
+    nodes_[at_node].protocol->begin(node.patient ? Time::max() : node.deadline, node.limit);
     loop(at_node);
   }
   void loop(std::size_t at_node) {
@@ -551,6 +557,8 @@ class World : public simulation::History {
   bool flaky_ = false;                       // messages of the shutdown may fail to be sent
   bool all_in_time_ = false;                 // all live ones call shutdown, and nothing hangs
   bool short_limits_ = false, hanging_limits_ = false, some_only_ = false;
+  bool patient_ = false;
+  Time last_begin_{};
   int hangs_left_ = 0;
   std::optional<std::size_t> hanging_;
   Time hanging_since_{};

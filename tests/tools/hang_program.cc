@@ -4,6 +4,8 @@
 
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
+#include <fstream>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -93,10 +95,10 @@ void hang(const std::string& how, stitch::Worker& self) {
   if (how == "shutdown" || how == "shutdown that times out") {
     if (rank == 0) held.push_back(stitch::rpc_async<hold>("worker1"));
     if (rank == 0) stitch::rpc_sync<quick>("worker1");
-    if (how == "shutdown") self.shutdown({.timeout = 100s});
+    if (how == "shutdown") self.shutdown();
     if (rank == 1) sleep_long();
     try {
-      self.shutdown({.timeout = 1s});
+      self.shutdown({.wait = 1s});
     } catch (const stitch::Error&) {
       sleep_long();  // it is looked at from outside
     }
@@ -132,11 +134,6 @@ void hang(const std::string& how, stitch::Worker& self) {
       sleep_long();
     }
   }
-  if (how == "crash") {
-    auto pending = stitch::rpc_async<sleepy>("worker1");
-    std::this_thread::sleep_for(200ms);
-    std::abort();
-  }
   sleep_long();
 }
 
@@ -144,6 +141,9 @@ void hang(const std::string& how, stitch::Worker& self) {
 
 int main(int argc, char** argv) try {
   auto self = stitch::init();
+  // From here on SIGUSR1 is taken.
+  if (const char* dumps = std::getenv("STITCH_DUMP_DIR"))
+    std::ofstream(std::string(dumps) + "/" + self.name() + ".started");
   const std::string how = argc > 1 ? argv[1] : "";
   if (how == "calls" || how == "steps") return call_until_it_fails(how, self);
   if (how == "steps over a restart") return step_over_a_restart(self);

@@ -3,6 +3,8 @@
 
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
+#include <fstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -22,6 +24,8 @@ at::Tensor make() {
 
 int main(int argc, char** argv) try {
   const auto self = stitch::init();
+  // From here on SIGUSR1 is taken.
+  std::ofstream(std::string(std::getenv("STITCH_DUMP_DIR")) + "/" + self.name() + ".started");
   const std::string how = argc > 1 ? argv[1] : "";
   std::vector<stitch::Future<void>> held;
   if (self.rank() != 0) std::this_thread::sleep_for(120s);

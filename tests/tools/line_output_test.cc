@@ -58,14 +58,5 @@ TEST_F(LineOutput, PrintsCarriageReturnUpdatesAsLinesWithoutATerminal) {
   EXPECT_EQ(printed(), "[w] 10%\n[w] 20%\n[w] 30%\n[w] done\n");
 }
 
-TEST_F(LineOutput, KeepsTheLastLines) {
-  stitch_run::LineSink sink(fd());
-  stitch_run::LineSplitter lines(sink, "");
-  for (int i = 0; i < 25; ++i) lines.feed(std::to_string(i) + "\n");
-  ASSERT_EQ(lines.last_lines().size(), 10u);
-  EXPECT_EQ(lines.last_lines().front(), "15");
-  EXPECT_EQ(lines.last_lines().back(), "24");
-}
-
 }  // namespace
 }  // namespace line_output_test

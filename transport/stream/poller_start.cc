@@ -5,7 +5,6 @@
 #include <system_error>
 #include <thread>
 
-#include "stitch/base/alternate_stack.h"
 #include "stitch/base/error.h"
 #include "stitch/transport/stream/poller.h"
 
@@ -28,7 +27,6 @@ std::shared_ptr<Poller> Poller::start(const std::string& thread_name, CoreDemand
     try {
       std::thread([poller, name = thread_name.substr(0, kMaxThreadName)] {
         pthread_setname_np(pthread_self(), name.c_str());
-        base::use_alternate_stack();
         poller->run();
         base::MutexLock lock(poller->mutex_);
         --poller->threads_;
