@@ -7,7 +7,7 @@
 
 #include "stitch/base/error.h"
 #include "stitch/dist_autograd/graph/device_order.h"
-#include "stitch/dist_autograd/optimizers_step.h"
+#include "stitch/dist_autograd/graph/optimizers_step.h"
 #include "stitch/dist_optim/parameter_lock.h"
 
 namespace stitch::optim {

@@ -12,7 +12,7 @@
 
 #include "stitch/base/demangle.h"
 #include "stitch/base/thread_id.h"
-#include "stitch/dist_autograd/optimizers_step.h"
+#include "stitch/dist_autograd/graph/optimizers_step.h"
 #include "stitch/rpc/future/execution_context.h"
 
 namespace stitch::dist_autograd {

@@ -110,7 +110,8 @@ void Peer::on_broken(const Error& reason, Effects& effects) {
 }
 
 void Peer::lose_broken(const std::string& why, Effects& effects) {
-  std::string text = std::string(broken_->reason.what()) + "; " + why;
+  std::string text = stitch::to_string(info()) + " epoch " + std::to_string(info().epoch) + ": " +
+                     broken_->reason.what() + "; " + why;
   if (failure_) {
     text += std::string(": ") + failure_->what();
   } else if (own_) {

@@ -215,7 +215,7 @@ class Session final : public transport::Connection {
   std::size_t untold_bytes_ = 0;
   bool acknowledgment_due_ = false;  // the last message had a number
   std::atomic<std::uint64_t> duplicates_{0};
-  std::atomic<bool> beat_under_way_{false};  // HEARTBEAT is with a transport
+  std::atomic<bool> beat_under_way_{false};       // HEARTBEAT is with a transport
   std::atomic<std::uint64_t> received_bytes_{0};  // written by the receiving thread only
   // The call of acknowledge_now() is to come.
   std::atomic<bool> acknowledging_{false};

@@ -132,9 +132,9 @@ struct Options {
   // SIGTERM and SIGINT set stitch::stop_requested(), from when on a shutdown waits for others no
   // longer than shutdown_timeout; a second signal ends the process as usual.
   bool stop_on_signals = false;
-  // How often a worker sends a heartbeat over each connection. One that says nothing at all for
-  // heartbeat_timeout is declared dead.
+  // How often a worker sends a heartbeat over each connection.
   std::chrono::nanoseconds heartbeat_interval = std::chrono::milliseconds(500);
+  // A worker that says nothing at all for so long is declared dead.
   std::chrono::nanoseconds heartbeat_timeout = std::chrono::seconds(10);
   // For how long a connection that breaks is made again, over any address, before its peer is lost;
   // a peer whose process has ended is lost at once. 0: not at all.

@@ -341,44 +341,5 @@ TEST_F(EngineEdges, WhatIsThrownNeedBeNoStandardException) {
                        "no gradient today"));
 }
 
-// ---- inputs and recomputation
-
-// x * parameter, computed again in backward, where alone the parameter is used.
-struct Recomputes : torch::autograd::Function<Recomputes> {
-  struct Kept {  // no input of the node
-    at::Tensor parameter;
-  };
-  static at::Tensor forward(torch::autograd::AutogradContext* context, at::Tensor x, Kept kept) {
-    context->save_for_backward({x});
-    context->saved_data["parameter"] = kept.parameter;
-    return x * kept.parameter;
-  }
-  static variable_list backward(torch::autograd::AutogradContext* context, variable_list grads) {
-    const at::AutoGradMode on(true);
-    const auto x = context->get_saved_variables()[0].detach().requires_grad_();
-    torch::autograd::backward({x * context->saved_data["parameter"].toTensor()}, {grads[0]});
-    return {x.grad(), at::Tensor()};
-  }
-};
-
-TEST_F(EngineEdges, AnInputThatOnlyARecomputationReachesNeedsOneThatLeadsThere) {
-  Cluster cluster(1);
-  const auto x = ones().requires_grad_(), parameter = (2 * ones()).requires_grad_(),
-             other = ones().requires_grad_();
-  const auto gradients = [&](std::vector<at::Tensor> inputs) {
-    Context context;
-    context.backward({(Recomputes::apply(x, Recomputes::Kept{parameter}) * other).sum()},
-                     {.inputs = std::move(inputs)});
-    return std::vector<at::Tensor>{context.gradient(parameter), context.gradient(other)};
-  };
-  const auto alone = gradients({parameter, other});
-  EXPECT_FALSE(alone[0].defined());
-  EXPECT_TRUE(alone[1].defined());
-  const auto with_input = gradients({parameter, x});
-  EXPECT_TRUE(equal_gradients(with_input[0], ones()));
-  EXPECT_TRUE(with_input[0].defined());
-  EXPECT_FALSE(with_input[1].defined());
-}
-
 }  // namespace
 }  // namespace stitch::testing::engine_edges_test

@@ -255,7 +255,7 @@ TEST(AutogradStreamsOfReaders, WhatAStreamStillReadsIsNotAddedTo) {
   at::Tensor read = stitch::testing::filled(1, 0, {3, 4});
   {
     const fake::Hold hold(fake::current_stream(device(1)));
-    read.copy_(context.gradient(parameter), /*non_blocking=*/true);
+    read.copy_(context.stored_gradient(parameter), /*non_blocking=*/true);
     const c10::StreamGuard another(fake::default_stream(device(1)));
     context.backward({loss});
   }

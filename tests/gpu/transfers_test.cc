@@ -361,12 +361,13 @@ TEST(Transfers, ACtsThatDoesNotComeBreaksThePairAndHoldsNothingBack) {
 
 TEST(Transfers, FramesThatNoCorrectPeerSendsAreRefused) {
   TransfersWorld world({.adjust = without_nccl});
-  world.expect_arrival(0, 0, 1, 1, 5000, 'a');
   const auto refused = [&](const base::Bytes& frame) {
     const Error error =
         stitch::testing::error_of([&] { world.transfers[1]->on_frame(0, frame.span()); });
     return error.code() == ErrorCode::protocol;
   };
+  EXPECT_TRUE(refused(encode(CommOpenFrame{{0, 1, 1}, 22809, 4096, {}}))) << "before HELLO";
+  world.expect_arrival(0, 0, 1, 1, 5000, 'a');
   base::Bytes empty;
   EXPECT_TRUE(refused(empty));
   const unsigned char unknown[] = {99, 0, 0};

@@ -57,7 +57,7 @@ allow(rpc                      base rpc/future rpc/message rpc/function rpc/gpu 
 allow(rref/lifetime            base)
 allow(rref                     base rpc/future rpc/message rpc/agent rpc rref/lifetime)
 allow(dist_autograd/graph      base rpc/message rpc/function)
-allow(dist_autograd/executor   base dist_autograd/graph)
+allow(dist_autograd/executor   base rpc/future dist_autograd/graph)
 allow(dist_autograd            base rpc/future rpc/message rpc/agent rpc rref/lifetime rref
                                dist_autograd/graph dist_autograd/executor)
 allow(dist_optim               base rpc/gpu rpc rref dist_autograd/graph dist_autograd)

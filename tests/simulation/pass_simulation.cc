@@ -405,7 +405,7 @@ class World final : public PassHistory {
       auto ack = protocol.sending_gradients(info(to).id, last ? quiet_at : std::nullopt);
       if (!ack) return;
       count("gradients sent", sends.size());
-      send({Kind::gradients, at, to, {}, std::move(*ack), {}, std::move(sends)});
+      send({Kind::gradients, at, to, {}, std::move(*ack), std::move(sends)});
     }
   }
   void arrive(std::size_t node, bool live) {

@@ -162,11 +162,16 @@ void run_stress(const Stress& stress, const std::string& peers,
   std::mutex mutex;
   std::string wrong;
   std::atomic<std::size_t> all{0};
+  std::atomic<std::uint64_t> by_path{0};
   std::vector<std::thread> senders;
   for (const auto& [other, end] : ends) {
     senders.emplace_back([&, number = other, sender = end.get()] {
       try {
         all += send_all(*sender, static_cast<std::uint64_t>(100 * stress.number + number), until);
+        // Before the other end may close.
+        if (sender->transfers().counters().breaks != 0)
+          give_up("communicators with process " + std::to_string(number) + " broke");
+        by_path += sender->sent_by(stress.path);
         if (!sender->finish()) give_up("process " + std::to_string(number) + " does not finish");
       } catch (const std::exception& error) {
         const std::lock_guard lock(mutex);
@@ -178,12 +183,6 @@ void run_stress(const Stress& stress, const std::string& peers,
   over = true;
   allocating.join();
   if (!wrong.empty()) give_up(wrong);
-  std::uint64_t by_path = 0;
-  for (const auto& [other, end] : ends) {
-    if (end->transfers().counters().breaks != 0)
-      give_up("communicators with process " + std::to_string(other) + " broke");
-    by_path += end->sent_by(stress.path);
-  }
   if (by_path < all / 2) give_up("most went by another path");
   std::printf("pass %s: stress, process %d of %d: %zu transfers, 0 stalls\n",
               short_name(stress.path).data(), stress.number, stress.processes, all.load());
