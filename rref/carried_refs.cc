@@ -9,7 +9,6 @@
 #include "stitch/rpc/agent/agent.h"
 #include "stitch/rpc/function_runner.h"
 #include "stitch/rpc/message/frame_kinds.h"
-#include "stitch/rpc/message/precedence.h"
 #include "stitch/rref/rref_agent.h"
 
 namespace stitch::rref {
@@ -18,10 +17,6 @@ namespace {
 std::size_t add_section(rpc::OutMessage& message, std::uint16_t kind, const base::Bytes& bytes) {
   return message.frame.add_section(kind, bytes.span());
 }
-
-// Keys of requests to one owner.
-std::uint64_t key_of(const CallOrder& order) noexcept { return order.stream() << 1 | 1; }
-std::uint64_t key_of_own(const RRefId& id) noexcept { return id.k << 1; }
 
 CarriedBytes::Section section_of(const rpc::InMessage& message, std::uint16_t kind) {
   const auto* section = message.view.section(kind);
@@ -94,18 +89,6 @@ void OutgoingRefs::leave(const std::shared_ptr<RRefAgent>& sender, rpc::OutMessa
   if (order_)
     place_at_ =
         add_section(message, wire::kOrderSection, encode(PlaceInOrder{order_->stream(), 0}));
-}
-
-void OutgoingRefs::add_precedence(rpc::Precedence& precedence) const {
-  if (order_) {
-    precedence.leads.push_back(key_of(*order_));
-    precedence.follows.push_back(key_of(*order_));
-  }
-  if (create_) precedence.leads.push_back(key_of_own(create_->id));
-  for (const CarriedRef& each : pinned_) {
-    if (each.id.owner == to_ && each.id.creator == sender_->lifetime().self() && !each.created)
-      precedence.follows.push_back(key_of_own(each.id));
-  }
 }
 
 void OutgoingRefs::on_begin(base::Bytes& frame) noexcept {

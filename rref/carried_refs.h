@@ -47,9 +47,6 @@ class OutgoingRefs final : public rpc::Attachment {
   // that belongs to another worker of this process.
   void leave(const std::shared_ptr<RRefAgent>& sender, rpc::OutMessage& message,
              const WorkerInfo& to);
-  // Calls through one ordered handle begin as they were made. What refers to an object there begins
-  // after the request to create it: it would wait for that there, and take the room that it needs.
-  void add_precedence(rpc::Precedence& precedence) const override;
   void on_begin(base::Bytes& frame) noexcept override;
   void on_sent(const std::optional<Error>& error) override;
 

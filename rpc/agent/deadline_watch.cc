@@ -1,7 +1,5 @@
 #include "stitch/rpc/agent/deadline_watch.h"
 
-#include <new>
-
 namespace stitch::rpc {
 
 void DeadlineWatch::watch(Time when) {
@@ -11,7 +9,6 @@ void DeadlineWatch::watch(Time when) {
   if (!loop) return;
   base::MutexLock lock(mutex_);
   if (at >= at_.load()) return;
-  // If it throws, the old timer stays.
   const auto timer = loop->call_at(when, [self = shared_from_this(), when] { self->due(when); });
   if (timer_ != 0) static_cast<void>(loop->cancel(timer_));
   at_.store(at);
@@ -26,16 +23,7 @@ void DeadlineWatch::due(Time when) {
     at_.store(Time::max().time_since_epoch().count());
     timer_ = 0;
   }
-  try {
-    fire_();
-  } catch (const std::bad_alloc&) {
-    {
-      base::MutexLock lock(mutex_);
-      at_.store(when.time_since_epoch().count());
-      timer_ = 0;  // one that was set meanwhile finds another time
-    }
-    throw;  // the event loop runs this one again
-  }
+  fire_();
 }
 
 }  // namespace stitch::rpc

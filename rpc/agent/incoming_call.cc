@@ -1,6 +1,5 @@
 #include "stitch/rpc/agent/incoming_call.h"
 
-#include <new>
 #include <string>
 #include <utility>
 
@@ -73,12 +72,8 @@ IncomingCall::IncomingCall(std::shared_ptr<Agent> agent,
 }
 
 IncomingCall::~IncomingCall() {
-  try {
-    if (!answered_.load())
-      fail(Error(ErrorCode::cancelled, "the call was dropped before it was answered"));
-  } catch (...) {
-    fail_without_memory();
-  }
+  if (!answered_.load())
+    fail(Error(ErrorCode::cancelled, "the call was dropped before it was answered"));
   end_held();
   agent_->served_calls().forget(*this);
 }
@@ -266,21 +261,17 @@ bool IncomingCall::begin_turn() noexcept {
 void IncomingCall::drop() noexcept {
   Turn turn = Turn::awaited;
   if (!turn_.compare_exchange_strong(turn, Turn::dropped)) return;
-  try {
-    fail(Clock::now() >= context_.deadline
-             ? Error(ErrorCode::timeout,
-                     "its deadline passed on its way or while it waited to be run")
-             : Error(ErrorCode::cancelled, "it was cancelled while it waited to be run"));
-  } catch (...) {
-    // Its caller does not wait for the answer.
-  }
+  fail(
+      Clock::now() >= context_.deadline
+          ? Error(ErrorCode::timeout, "its deadline passed on its way or while it waited to be run")
+          : Error(ErrorCode::cancelled, "it was cancelled while it waited to be run"));
   end_held();
   message_.tensors.clear();
   message_.raw = {};
 }
 
 void IncomingCall::end_held() noexcept {
-  if (flow_ != nullptr && !std::exchange(held_ended_, true)) flow_->end_held(bytes_);
+  if (flow_ != nullptr && !held_ended_.exchange(true)) flow_->budget.end_held(bytes_);
 }
 
 IncomingCall::Progress IncomingCall::progress() const noexcept {
@@ -325,14 +316,6 @@ void IncomingCall::fail(const Error& error) {
   send_error(error);
 }
 
-void IncomingCall::fail_without_memory() noexcept {
-  try {
-    fail(to_error(std::current_exception()));
-  } catch (...) {
-    // Then its caller's deadline ends it.
-  }
-}
-
 void IncomingCall::fail_in_handler(const std::exception_ptr& exception) {
   if (answered_.exchange(true)) return;
   if (context_.streams) [[unlikely]]
@@ -345,12 +328,7 @@ void IncomingCall::fail_in_handler(const std::exception_ptr& exception) {
   } catch (...) {
     // The function's own exception.
   }
-  std::string text("std::bad_alloc");
-  try {
-    text = describe(exception);
-  } catch (const std::bad_alloc&) {
-  }
-  send_error(Error(ErrorCode::remote_exception, std::move(text)));
+  send_error(Error(ErrorCode::remote_exception, describe(exception)));
 }
 
 void IncomingCall::send_error(const Error& error) {

@@ -199,8 +199,6 @@ class IncomingCall : public std::enable_shared_from_this<IncomingCall> {
   void begin_reply(OutMessage& message) const;
   void send_reply(OutMessage message, const std::optional<Error>& error);
   void send_error(const Error& error);
-  // In a handler of an exception: answers with that, if it is not answered yet.
-  void fail_without_memory() noexcept;
 
   const std::shared_ptr<Agent> agent_;
   const std::shared_ptr<transport::Connection> connection_;
@@ -220,7 +218,7 @@ class IncomingCall : public std::enable_shared_from_this<IncomingCall> {
   std::weak_ptr<AwaitedWork> work_ STITCH_GUARDED_BY(work_mutex_);
   bool work_given_up_ STITCH_GUARDED_BY(work_mutex_) = false;
   PeerFlow* flow_ = nullptr;
-  bool held_ended_ = false;  // by who answers, or by the destructor
+  std::atomic<bool> held_ended_{false};  // by who answers, or by the destructor
   enum class Turn : std::uint8_t { none, awaited, begun, dropped };
   std::atomic<Turn> turn_{Turn::none};
   std::atomic<Clock::rep> began_{0};                  // 0: it is queued

@@ -68,8 +68,8 @@ class PeerTable {
   using EndpointPtr = std::shared_ptr<transport::Endpoint>;
   // Records what happens to connections there. Before start().
   void record_events(std::shared_ptr<base::EventRing> ring) { ring_ = std::move(ring); }
-  // The limits of each life's PeerFlow. Before start().
-  void limit_flows(const PeerFlow::Limits& limits) { flow_limits_ = limits; }
+  // The limits that this worker sets. Before start().
+  void set_limits(const PeerLimits& limits) { limits_ = limits; }
 
   // `reconnect_timeout`: for how long a broken connection may be replaced before the peer is lost.
   explicit PeerTable(std::chrono::nanoseconds reconnect_timeout = std::chrono::seconds(1))
@@ -221,7 +221,7 @@ class PeerTable {
   std::unordered_map<std::string, EndpointPtr> by_scheme_;
   Events events_;
   std::shared_ptr<base::EventRing> ring_;
-  PeerFlow::Limits flow_limits_{std::size_t{4} << 30, PeerFlow::kMaxCalls};
+  PeerLimits limits_{.bytes = std::size_t{4} << 30};
   WorkerId self_;
 
   mutable base::Mutex mutex_;

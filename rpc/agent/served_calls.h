@@ -77,7 +77,7 @@ class ServedCalls {
   // Runs a call whose turn has come, or keeps it while its caller does not read what it has asked
   // for.
   void run(const std::shared_ptr<IncomingCall>& call);
-  void give_room(const WorkerInfo& to, const PeerFlow::Handled& handled) noexcept;
+  void give_room(const WorkerInfo& to, const OneWayCredits::Handled& handled) noexcept;
   [[nodiscard]] ThreadReport report(const WorkerInfo& caller, std::uint64_t call_id)
       STITCH_EXCLUDES(holders_mutex_);
   // The functions that hold threads, the longest first. The list of all calls takes a tenth of the

@@ -82,8 +82,7 @@ class Session final : public transport::Connection {
   void send(transport::Message message, transport::SendDone done) override {
     send(std::move(message), std::move(done), 0);
   }
-  // `call_id` as in PeerTable::send. Throws std::bad_alloc where the message cannot be kept: then
-  // nothing has been sent, and `done` is not called.
+  // `call_id` as in PeerTable::send.
   void send(transport::Message message, transport::SendDone done, std::uint64_t call_id)
       STITCH_EXCLUDES(mutex_);
 

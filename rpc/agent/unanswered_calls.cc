@@ -30,16 +30,6 @@ std::string milliseconds(std::chrono::nanoseconds duration) {
   return text + " ms";
 }
 
-// Empty where the call was not held up behind one of the program.
-std::string held_text(const OutstandingCall& call) {
-  if (!call.inside) return {};
-  const auto held = call.flow->held_up(call.made, call.begun ? call.waited_until : call.deadline);
-  if (held.time < std::chrono::milliseconds(1)) return {};
-  return "held up for " + duration_text(held.time) + " behind a call of the program of " +
-         std::to_string(held.bytes) + " bytes, which calls of handlers had kept waiting for " +
-         duration_text(held.overtaken);
-}
-
 }  // namespace
 
 bool OutgoingCalls::abandon_call(std::uint64_t call_id) {
@@ -53,37 +43,24 @@ bool OutgoingCalls::abandon_call(std::uint64_t call_id) {
 
 // Whether it had been sent.
 bool OutgoingCalls::leave_flow(OutstandingCall& call) noexcept {
-  if (call.share) {
-    call.begun = true;
-    call.share.end();
-    return true;
-  }
-  try {
-    call.flow->drop(call.id);
-  } catch (...) {
-    // It goes when its turn comes.
-  }
-  return false;
+  if (!call.begun) call.budget->drop(call.id);
+  call.room.end();
+  return call.begun;
 }
 
 void OutgoingCalls::on_peer_lost(const WorkerInfo& peer, const Error& reason) {
-  PeerFlow& flow = sender_.flow(peer);
-  const auto give_up = [&]() noexcept {  // else the calls that have been taken out would not end
-    flow.give_up();
-    end_late(&peer);
-  };
-  table_.end_all(&peer, give_up, [&](const OutstandingCall& call) {
+  const auto calls = table_.take_all(&peer);
+  sender_.flow(peer).give_up();
+  end_late(&peer);
+  for (const OutstandingCall& call : calls) {
     note("call failed: peer lost", call);
-    complete_with_error(call, [&] {
-      return about(call, Error(ErrorCode::disconnected, ""),
-                   std::string("failed: the worker is gone: ") + reason.what());
-    });
-  });
+    complete_with_error(call, about(call, Error(ErrorCode::disconnected, ""),
+                                    std::string("failed: the worker is gone: ") + reason.what()));
+  }
 }
 
 void OutgoingCalls::end_late(const WorkerInfo* to) noexcept {
-  late_.end_all(
-      to, [] {}, [&](OutstandingCall&& call) { complete_late(std::move(call), ""); });
+  for (auto& call : late_.take_all(to)) complete_late(std::move(call), "");
 }
 
 std::uint64_t OutgoingCalls::unhandled() {
@@ -91,29 +68,24 @@ std::uint64_t OutgoingCalls::unhandled() {
   peers_->for_each([&](const Life& life) {
     if (peers_->lost(life.info())) return;
     PeerFlow& flow = sender_.flow(life.info());
-    ask_room(life.info(), flow.to_ask());
-    const auto numbers = flow.numbers();
+    ask_room(life.info(), flow.one_way.to_ask());
+    const auto numbers = flow.budget.numbers();
     pending += numbers.calls + numbers.waiting;
   });
   return pending;
 }
 
 void OutgoingCalls::stop() {
-  const auto give_up = [&] {
-    sender_.give_up_all();
-    end_late(nullptr);
-  };
-  table_.end_all(nullptr, give_up, [&](const OutstandingCall& call) {
-    complete_with_error(call, [&] {
-      return about(call, Error(ErrorCode::shutting_down, ""),
-                   "failed: this worker is shutting down");
-    });
-  });
+  const auto calls = table_.take_all(nullptr);
+  sender_.give_up_all();
+  end_late(nullptr);
+  for (const OutstandingCall& call : calls)
+    complete_with_error(call, about(call, Error(ErrorCode::shutting_down, ""),
+                                    "failed: this worker is shutting down"));
 }
 
 void OutgoingCalls::expire() {
   const auto now = Clock::now();
-  // Each is completed before memory for the next ones may be missing.
   for (auto& call : late_.take_expired(now).calls) complete_late(std::move(call), "");
   auto expired = table_.take_expired(now);
   ask_early(expired, now);
@@ -134,11 +106,7 @@ void OutgoingCalls::expire() {
         !peers_->lost(to) && !state_.stopped()) {
       // The call is over. Its error waits a moment for what the callee's reader says about it.
       call.deadline = now + std::min(kMaxAnswerTime, call.timeout / 10);
-      try {
-        ask_threads(to, late_.add(std::move(call)), id);
-      } catch (const std::bad_alloc&) {
-        complete_late(std::move(call), "");
-      }
+      ask_threads(to, late_.add(std::move(call)), id);
     } else {
       static const std::string nothing;
       const auto answered = std::move(call.answered);
@@ -202,28 +170,21 @@ void OutgoingCalls::on_threads(InMessage& message) {
 }
 
 void OutgoingCalls::complete_late(OutstandingCall&& call, const std::string& detail) noexcept {
-  complete_with_error(
-      call, [&] { return about(call, Error(ErrorCode::timeout, ""), timeout_text(call, detail)); });
+  complete_with_error(call, about(call, Error(ErrorCode::timeout, ""), timeout_text(call, detail)));
 }
 
 std::string OutgoingCalls::timeout_text(const OutstandingCall& call,
                                         const std::string& detail) const {
   std::string text =
       "timed out after " + milliseconds(call.timeout) + "; " + peers_->condition(*call.to);
-  const std::string held = held_text(call);
   if (!call.begun) {
-    const auto numbers = call.flow->numbers();
-    text += ", call was never sent: " + std::to_string(numbers.calls) + " calls of " +
-            std::to_string(numbers.bytes) + " bytes to it are unanswered";
-    return held.empty() ? text : text + "; it was " + held;
+    const auto numbers = call.budget->numbers();
+    return text + ", call was never sent: " + std::to_string(numbers.calls) + " calls of " +
+           std::to_string(numbers.bytes) + " bytes to it are unanswered";
   }
-  if (call.queued && !call.sent) {
-    text += ", call was never sent";
-    return held.empty() ? text : text + ": it was " + held;
-  }
+  if (call.queued && !call.sent) return text + ", call was never sent";
   const auto queued = call.sent ? *call.sent - call.made : std::chrono::nanoseconds(0);
   if (queued >= std::chrono::milliseconds(1)) text += ", call was queued " + duration_text(queued);
-  if (!held.empty()) text += " (" + held + ')';
   if (!detail.empty()) return text + ", " + detail;
   return queued < std::chrono::milliseconds(1) ? text + ", call was sent at once" : text;
 }
