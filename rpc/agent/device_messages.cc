@@ -46,7 +46,7 @@ void Agent::on_device_message(const std::shared_ptr<transport::Connection>& conn
       const auto end = [bytes](PeerFlow* at) { at->budget.end_held(bytes); };
       exceeded = flow.budget.hold(bytes);
       held = std::shared_ptr<PeerFlow>(&flow, end);
-    } else if (transfers) {
+    } else if (transfers && message->view.kind() != wire::kReply) {
       bytes = flow.counted_data(bytes, transfers->bytes());
       const auto end = [bytes](PeerFlow* at) { at->end_held_data(bytes); };
       exceeded = flow.hold_data(bytes) ? nullptr : PeerBudget::kBytesName;

@@ -1,15 +1,11 @@
 // One file, though long: what a session keeps, and what its connections send of it.
 #include "stitch/rpc/agent/session.h"
 
-#include <array>
-#include <cstddef>
-#include <cstdint>
 #include <exception>
 #include <span>
-#include <string>
 #include <utility>
 
-#include "stitch/base/recycler.h"
+#include "stitch/rpc/agent/kept_message.h"
 #include "stitch/rpc/message/frame_kinds.h"
 
 namespace stitch::rpc {
@@ -50,37 +46,6 @@ bool has_time_left(const base::Bytes& frame) noexcept {
 
 }  // namespace
 
-// A message from send() until the peer has received it. `message`, `number` and
-// `bytes` are constant but for replace() and change_time_left().
-struct Session::Kept {
-  static void* operator new(std::size_t bytes) { return base::take_recycled(bytes); }
-  static void operator delete(void* at, std::size_t bytes) noexcept { base::recycle(at, bytes); }
-
-  transport::Message message;
-  transport::SendDone done;
-  std::uint64_t call_id = 0;
-  std::uint64_t number = 0;  // without kLarge
-  std::size_t bytes = 0;
-  std::size_t stream = 0;
-  Kept* next = nullptr;  // under mutex_, as `sent`
-  bool sent = false;     // to some connection
-  // How many hold it, and in the highest bit whether its end has been told.
-  std::atomic<std::uint32_t> state{1};
-
-  static constexpr std::uint32_t kTold = std::uint32_t{1} << 31;
-  [[nodiscard]] bool told() const noexcept {
-    return (state.load(std::memory_order_acquire) & kTold) != 0;
-  }
-  [[nodiscard]] std::uint32_t holders() const noexcept {
-    return state.load(std::memory_order_acquire) & ~kTold;
-  }
-  // One holder less; true for the last one. A sole holder stays the only one: others are added
-  // under the lock, to what is in the list.
-  [[nodiscard]] bool drop() noexcept {
-    return holders() == 1 || (state.fetch_sub(1, std::memory_order_acq_rel) & ~kTold) == 1;
-  }
-};
-
 transport::Message Session::empty_frame(std::uint16_t kind) {
   transport::FrameBuilder frame(kind);
   frame.end_body();
@@ -91,12 +56,7 @@ Session::~Session() {
   Kept* list = nullptr;
   {
     base::MutexLock lock(mutex_);
-    for (Stream& stream : streams_) {
-      if (stream.newest == nullptr) continue;
-      stream.newest->next = list;
-      list = std::exchange(stream.first, nullptr);
-      stream.newest = nullptr;
-    }
+    list = take_all();
   }
   const Error gone(ErrorCode::shutting_down, "this worker has shut down");
   while (list != nullptr) {
@@ -145,14 +105,7 @@ void Session::send(transport::Message message, transport::SendDone done, std::ui
   }
   if (connection != nullptr) transmit(*kept, *connection);
   settle(done_with);
-  if (unconnected) {
-    try {
-      events_.on_unconnected();
-    } catch (...) {
-      // No connection is being made: the next message asks for one again.
-      fail_waiting(to_error(std::current_exception()));
-    }
-  }
+  if (unconnected) events_.on_unconnected();
   if (silent) [[unlikely]]
     close(Error(ErrorCode::overloaded, "it does not acknowledge what it is sent"));
 }
@@ -385,14 +338,24 @@ void Session::acknowledged(std::size_t stream, std::uint64_t number) {
     known.store(number, std::memory_order_relaxed);
     return;
   }
-  Kept* done_with = nullptr;
   {
     base::MutexLock lock(mutex_);
     if (number > known.load(std::memory_order_relaxed))
       known.store(number, std::memory_order_relaxed);
-    done_with = take_acknowledged();
   }
-  settle(done_with);
+  free_acknowledged();
+}
+
+Session::Kept* Session::take_all() {
+  Kept* list = nullptr;
+  Kept** end = &list;
+  for (Stream& stream : streams_) {
+    *end = stream.first;
+    if (stream.newest != nullptr) end = &stream.newest->next;
+    stream.first = stream.newest = stream.unsent = nullptr;
+  }
+  kept_messages_ = kept_bytes_ = 0;
+  return list;
 }
 
 Session::Kept* Session::take_acknowledged() {
@@ -557,14 +520,9 @@ void Session::fail_waiting(const Error& why) {
   {
     base::MutexLock lock(mutex_);
     if (generation_ != 0 || ended_) return;
-    Kept** end = &list;
-    for (Stream& stream : streams_) {
-      *end = stream.first;
-      if (stream.newest != nullptr) end = &stream.newest->next;
-      stream = {};
-    }
+    list = take_all();
+    streams_ = {};
     for (auto& last : last_sent_) last.store(0);
-    kept_messages_ = kept_bytes_ = 0;
   }
   while (list != nullptr) {
     Kept& kept = *std::exchange(list, list->next);
@@ -585,13 +543,7 @@ void Session::end(const Error& reason, const Error& later) {
     usable_ = false;
     former = std::exchange(current_, nullptr);
     first_in_use_.store(nullptr, std::memory_order_release);
-    Kept** end = &list;
-    for (Stream& stream : streams_) {
-      *end = stream.first;
-      if (stream.newest != nullptr) end = &stream.newest->next;
-      stream.first = stream.newest = stream.unsent = nullptr;
-    }
-    kept_messages_ = kept_bytes_ = 0;
+    list = take_all();
   }
   // What a transport holds may still be passed on: it tells, as the last holder.
   while (list != nullptr) release(*std::exchange(list, list->next));
@@ -622,33 +574,26 @@ const transport::Hello& Session::peer() const {
   return first_ == nullptr ? kNone : first_->peer();
 }
 
+Session::ConnectionPtr Session::current() const {
+  base::MutexLock lock(mutex_);
+  return current_;
+}
+
 bool Session::defer(transport::DeferredWork& work) {
   if (auto* const first = first_in_use_.load(std::memory_order_acquire)) return first->defer(work);
-  ConnectionPtr connection;
-  {
-    base::MutexLock lock(mutex_);
-    connection = current_;
-  }
+  const ConnectionPtr connection = current();
   return connection != nullptr && connection->defer(work);
 }
 
 void Session::blocking_work_done() {
   if (auto* const first = first_in_use_.load(std::memory_order_acquire))
     return first->blocking_work_done();
-  ConnectionPtr connection;
-  {
-    base::MutexLock lock(mutex_);
-    connection = current_;
-  }
+  const ConnectionPtr connection = current();
   if (connection != nullptr) connection->blocking_work_done();
 }
 
 std::string Session::describe() const {
-  ConnectionPtr connection;
-  {
-    base::MutexLock lock(mutex_);
-    connection = current_;
-  }
+  const ConnectionPtr connection = current();
   return connection != nullptr ? connection->describe() : "session without a connection";
 }
 

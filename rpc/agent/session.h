@@ -163,6 +163,9 @@ class Session final : public transport::Connection {
     if (current_ != first_) alive = current_;
     return current_.get();
   }
+  [[nodiscard]] ConnectionPtr current() const STITCH_EXCLUDES(mutex_);
+  // Takes out all that is kept.
+  [[nodiscard]] Kept* take_all() STITCH_REQUIRES(mutex_);
   // Takes out what the peer has received; settle() ends it, without the lock.
   [[nodiscard]] Kept* take_acknowledged() STITCH_REQUIRES(mutex_);
   void settle(Kept* list) STITCH_EXCLUDES(mutex_);

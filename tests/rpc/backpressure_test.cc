@@ -188,7 +188,8 @@ TEST_F(Backpressure, TheSmallerLimitOfBothSidesHolds) {
     gate.open();
   }
   EXPECT_TRUE(eventually([] { return runs == 50; })) << "none is dropped";
-  EXPECT_TRUE(eventually([&] { return number(cluster[0], "rpc.peer.worker1.calls_sent") == 0; }));
+  auto& calls = cluster[0].agent()->outgoing_calls();
+  EXPECT_TRUE(eventually([&] { return calls.unhandled() == 0; }));
 }
 
 std::int64_t length_of(const std::string& text) { return static_cast<std::int64_t>(text.size()); }

@@ -72,7 +72,8 @@ class TestExtension final : public stitch::rpc::Extension {
     if (steering == nullptr) return;
     if (message.view.kind() == steering->runs_out_of_memory) throw std::bad_alloc();
     if (message.view.kind() == stitch::rpc::wire::kRequest && steering->loses_callers)
-      agent_.peers().give_up(message.from, Error(ErrorCode::disconnected, "the test says so"));
+      agent_.peers().end(message.from, Error(ErrorCode::disconnected, "the test says so"), false,
+                         true);
   }
   void on_peer_lost(const WorkerInfo&, const Error&) override {
     if (steering != nullptr) ++steering->losses;

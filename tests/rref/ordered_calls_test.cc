@@ -202,35 +202,6 @@ TEST(OrderedHandles, ARequestRefusedWhenItIsLaidOutHoldsUpNothing) {
   EXPECT_NO_ORDERED_CALLS(cluster);
 }
 
-// A call that begins before the one that it waits for at the owner has the room that this needs.
-TEST(OrderedHandles, ACallOfAContinuationBeginsAfterALargeOneOfTheProgramThatWaitsForRoom) {
-  gate.close();
-  Cluster cluster(2, [](Options& options) {
-    options.num_threads = 4;
-    options.max_inflight_bytes = 4 << 20;
-    options.rpc_timeout = 20s;
-  });
-  {
-    const auto diary = remote<Diary>("worker1").ordered();
-    diary.when_created().get();
-    const auto under_way = rpc_async<&beyond_the_gate>("worker1", 5);
-    // More than half of the limit: the program's calls of that size go alone.
-    const auto large =
-        diary.rpc_async<&Diary::note_text>(0, std::string(std::size_t{5} << 19, 'x'));
-    EXPECT_EQ(cluster[0].debug_info().at("rpc.calls_waiting"), 1);
-    const auto small = rpc_async<&echo>("worker0", 1).then([diary](int number) {
-      return diary.rpc_async<&Diary::note>(number);
-    });
-    EXPECT_TRUE(small.wait_for(5s)) << "what is under way may wait for it";
-    gate.open();
-    EXPECT_EQ(large.get(), 0);
-    EXPECT_EQ(small.get(), 1);
-    EXPECT_EQ(under_way.get(), 5);
-    EXPECT_EQ(diary.rpc_sync<&Diary::notes>(), up_to(2));
-  }
-  EXPECT_NO_ORDERED_CALLS(cluster);
-}
-
 TEST(OrderedHandles, CallsThatWaitForRoomRunInTheOrderInWhichTheyWereMade) {
   Cluster cluster(2, [](Options& options) {
     options.num_threads = 4;

@@ -28,7 +28,6 @@ at::Tensor twice(at::Tensor x) { return x * 2; }
 std::string label(std::string text, std::vector<int> numbers) {
   return text + std::to_string(numbers.size());
 }
-int length(const std::string& text) { return static_cast<int>(text.size()); }
 std::string text(int n) { return std::string(static_cast<std::size_t>(n), 'a'); }
 std::vector<int> numbers(int n) { return std::vector<int>(static_cast<std::size_t>(n)); }
 std::atomic<int> noted{0};
@@ -94,34 +93,23 @@ TEST_F(Pipelining, AChainCostsItsCallerOneMessageEachAndTheDataGoesDirectly) {
   EXPECT_EMPTY_TABLES(cluster);
 }
 
-// A call that waits at the owner for its object has the room that the request to create it needs.
-TEST_F(Pipelining, WhatRefersToAnObjectBeginsAfterALargeCreationThatWaitsForRoom) {
-  Cluster cluster(2, [](Options& options) {
-    options.num_threads = 4;
-    options.max_inflight_bytes = 4 << 20;
-    options.rpc_timeout = 20s;
-  });
+TEST_F(Pipelining, RemoteReturnsOnceItsRequestHasBegun) {
+  Cluster cluster(2, [](Options& options) { options.max_inflight_calls = 1; });
   {
     const auto under_way = rpc_async<&beyond_the_gate>("worker1", 7);
-    const std::string large(std::size_t{5} << 19, 'a');  // more than half of the limit goes alone
-    const auto letters = remote<&length>("worker1", large);
-    EXPECT_EQ(cluster[0].debug_info().at("rpc.calls_waiting"), 1);
-    const auto inside = [](auto&& call) {
-      return rpc_async<&one_more>("worker0", 0).then([call](int) { return call(); });
-    };
-    const auto fetched = inside([letters] { return letters.to_here_async(); });
-    EXPECT_TRUE(fetched.wait_for(5s));
+    std::atomic<bool> made{false};
+    std::optional<RRef<int>> object;
+    std::jthread thread([&] {
+      const WorkerScope scope(cluster[0]);
+      object = remote<&one_more>("worker1", 1);
+      made = true;
+    });
+    EXPECT_TRUE(eventually([&] { return cluster[0].debug_info().at("rpc.calls_waiting") == 1; }));
+    EXPECT_FALSE(made);
     gate.open();
-    EXPECT_EQ(fetched.get(), 5 << 19);
+    thread.join();
+    EXPECT_EQ(object->to_here(), 2);
     EXPECT_EQ(under_way.get(), 7);
-    gate.close();
-    const auto again = rpc_async<&beyond_the_gate>("worker1", 8);
-    const auto others = remote<&length>("worker1", large);
-    const auto more = inside([others] { return rpc_async<&one_more>("worker1", others); });
-    EXPECT_TRUE(more.wait_for(5s));
-    gate.open();
-    EXPECT_EQ(more.get(), (5 << 19) + 1);
-    EXPECT_EQ(again.get(), 8);
   }
   EXPECT_EMPTY_TABLES(cluster);
 }

@@ -225,7 +225,11 @@ TEST(RRefMessages, AnswersOfCreationsDoNotWaitWithARequestForRoomAtTheirReceiver
     waiting.push_back(rpc_async<&wait_for_an_object>("worker0", 7));
   }
   ASSERT_TRUE(made.wait_for_arrival());
-  const auto next = rpc_async<&pass_the_second_gate>("worker1");
+  const std::jthread next([&] {
+    const WorkerScope scope(cluster[0]);
+    rpc_sync<&pass_the_second_gate>("worker1");
+  });
+  EXPECT_TRUE(eventually([&] { return cluster[0].debug_info().at("rpc.calls_waiting") == 1; }));
   gate.open();
   {
     // While the answer of the creation waits for others, for a millisecond.
