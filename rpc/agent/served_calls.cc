@@ -172,6 +172,10 @@ void ServedCalls::on_ask_room(const InMessage& message) {
 }
 
 void ServedCalls::give_room(const WorkerInfo& to, const OneWayCredits::Handled& handled) noexcept {
+  OutMessage message(wire::kGiveRoom);
+  base::ByteWriter out(message.frame.body());
+  out.write(handled.calls);
+  out.write(handled.bytes);
   try {
     sender_.send(to, std::move(message), Sender::Traffic::control, nullptr);
   } catch (const Error&) {
