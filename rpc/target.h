@@ -20,9 +20,9 @@ class PeerTable;
 }  // namespace rpc
 struct TargetOptions;
 
-// What becomes of a call to a peer for which Options::max_inflight_bytes or max_inflight_calls are
-// used up: it waits for its turn, or fails with `overloaded` at once. A call of a handler that is
-// held up behind one of the program (docs/running.md) waits for the end of that in either case.
+// What a thread of the program does whose call finds Options::max_inflight_bytes or
+// max_inflight_calls of its peer used up: it waits its turn, or the call fails with `overloaded` at
+// once. Calls of handlers never wait (docs/running.md).
 enum class WhenFull : std::uint8_t { wait, refuse };
 
 // Whom to call and for how long to wait: implicit from a name, a WorkerId, a WorkerInfo, or
@@ -99,7 +99,7 @@ struct TargetOptions {
   Target to;                                          // whom to call
   std::optional<std::chrono::nanoseconds> timeout{};  // default Options::rpc_timeout; 0: none
   at::Tensor into{};                                  // receives the result, as Target says
-  WhenFull when_full = WhenFull::wait;  // what a call does that the limits of its peer keep here
+  WhenFull when_full = WhenFull::wait;                // while the budget of the peer is full
 };
 
 inline Target::Target(TargetOptions options) : Target(std::move(options.to)) {

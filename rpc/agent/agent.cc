@@ -79,7 +79,8 @@ void Agent::start(std::unique_ptr<PeerTable> peers, const std::vector<Member>& m
   served_calls_.start(self, loop_);
   gather_exchange_->start(loop_, self);
   peers_->record_events(shared_events());
-  peers_->limit_flows({options_.max_inflight_bytes, options_.max_inflight_calls});
+  peers_->set_limits(
+      {options_.max_inflight_bytes, options_.max_inflight_calls, options_.max_frame_bytes});
   membership_->start(members);
   peers_->start(
       members, self_.id,
@@ -300,6 +301,7 @@ bool Agent::fail_call_of(const std::shared_ptr<transport::Connection>& connectio
 void Agent::on_peer_lost(const WorkerInfo& peer, const Error& reason) {
   const base::CallbackScope callback;
   events().record("peer lost", peer.id.value(), peer.epoch);
+  if (Life* life = peers_->life(peer)) life->lost.store(true);
   // Each of them hears of it, also if one before it has no memory for that.
   const auto tell = [](auto&& part) {
     try {

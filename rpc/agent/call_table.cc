@@ -8,22 +8,12 @@ namespace stitch::rpc {
 
 std::uint64_t CallTable::add(OutstandingCall&& call) {
   base::MutexLock lock(mutex_);
-  // All memory is taken before `call` is.
   const bool limited = call.deadline != Clock::time_point::max();
-  if (limited) deadlines_.make_room();
-  if (static_cast<float>(calls_.size() + 1) >
-      calls_.max_load_factor() * static_cast<float>(calls_.bucket_count()))
-    calls_.rehash(2 * calls_.bucket_count() + 1);
   const std::uint64_t id = call.id = next_++;
   OutstandingCall& added = calls_.emplace(id, std::move(call)).first->second;
   if (limited) deadlines_.add(added, added.expires());
   size_.store(calls_.size(), std::memory_order_relaxed);
   return id;
-}
-
-bool CallTable::contains(std::uint64_t id) const {
-  base::MutexLock lock(mutex_);
-  return calls_.contains(id);
 }
 
 std::optional<CallTable::Clock::time_point> CallTable::deadline(std::uint64_t id) const {
@@ -38,11 +28,19 @@ std::uint64_t CallTable::new_id() {
   return next_++;
 }
 
-bool CallTable::begin(std::uint64_t id, const PeerFlow::Size& size) {
+bool CallTable::give_room(std::uint64_t id, Room room) {
   base::MutexLock lock(mutex_);
   const auto found = calls_.find(id);
   if (found == calls_.end()) return false;
-  found->second.share = FlowShare(*found->second.flow, size);
+  found->second.room = std::move(room);
+  return true;
+}
+
+bool CallTable::begin(std::uint64_t id) {
+  base::MutexLock lock(mutex_);
+  const auto found = calls_.find(id);
+  if (found == calls_.end()) return false;
+  found->second.begun = true;
   return true;
 }
 
@@ -58,7 +56,7 @@ void CallTable::note_sent(std::uint64_t id, Clock::time_point when) {
   if (found != calls_.end()) found->second.sent = when;
 }
 
-OutstandingCall CallTable::extract(Calls::iterator at) {
+OutstandingCall CallTable::extract(Calls::iterator at) noexcept {
   deadlines_.remove(at->second);
   OutstandingCall call = std::move(at->second);
   calls_.erase(at);
@@ -87,24 +85,15 @@ std::shared_ptr<PendingCall> CallTable::find(std::uint64_t id, const WorkerInfo&
   return found->second.pending;
 }
 
-std::vector<OutstandingCall> CallTable::take_all(const WorkerInfo* to) {
+std::vector<OutstandingCall> CallTable::take_all(const WorkerInfo* to) noexcept {
   base::MutexLock lock(mutex_);
   std::vector<OutstandingCall> taken;
-  taken.reserve(calls_.size());
   for (auto it = calls_.begin(); it != calls_.end();) {
     const auto next = std::next(it);
     if (to == nullptr || *it->second.to == *to) taken.push_back(extract(it));
     it = next;
   }
   return taken;
-}
-
-std::optional<OutstandingCall> CallTable::take_any(const WorkerInfo* to) {
-  base::MutexLock lock(mutex_);
-  for (auto it = calls_.begin(); it != calls_.end(); ++it) {
-    if (to == nullptr || *it->second.to == *to) return extract(it);
-  }
-  return std::nullopt;
 }
 
 std::vector<OutstandingCall> CallTable::list() const {
@@ -127,7 +116,7 @@ std::vector<OutstandingCall> CallTable::list() const {
   return calls;
 }
 
-CallTable::Expired CallTable::take_expired(Clock::time_point now) {
+CallTable::Expired CallTable::take_expired(Clock::time_point now) noexcept {
   base::MutexLock lock(mutex_);
   Expired expired;
   while (deadlines_.first_deadline() <= now)
@@ -163,6 +152,14 @@ Error about(const OutstandingCall& call, const Error& cause, const std::string& 
       .with_worker(names_another ? cause.worker() : call.to->name)
       .with_function(std::string(call.function))
       .with_remote(cause.remote());
+}
+
+void complete_with_error(const OutstandingCall& call, const Error& error) noexcept {
+  try {
+    call.pending->on_error(error);
+  } catch (...) {
+    // Of a callback of the program.
+  }
 }
 
 }  // namespace stitch::rpc

@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <new>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -20,7 +19,7 @@
 #include "stitch/rpc/agent/call_path.h"
 #include "stitch/rpc/agent/deadline_heap.h"
 #include "stitch/rpc/agent/duration_text.h"
-#include "stitch/rpc/agent/peer_flow.h"
+#include "stitch/rpc/agent/peer_budget.h"
 #include "stitch/rpc/message/message.h"
 
 namespace stitch::rpc {
@@ -33,10 +32,10 @@ struct OutstandingCall {
   std::string_view function;       // the registry's
   std::chrono::nanoseconds timeout{0};
   Clock::time_point deadline = Clock::time_point::max();
-  PeerFlow* flow = nullptr;  // of `to`
-  FlowShare share{};         // none: it waits there
-  std::uint64_t id = 0;      // set by CallTable::add()
-  bool begun = false;        // once it has left the tables: it had a share
+  PeerBudget* budget = nullptr;  // of `to`
+  Room room{};                   // none while it waits there
+  std::uint64_t id = 0;          // set by CallTable::add()
+  bool begun = false;            // it has been passed to the transport
   Clock::time_point made{};
   const void* under = nullptr;  // the StopFlag of the call whose handler made it; compared only
   // Set by note_queued() and note_sent(); neither for a request that was written immediately.
@@ -56,20 +55,19 @@ struct OutstandingCall {
 class CallTable {
  public:
   using Clock = OutstandingCall::Clock;
-  // An empty table of no buckets would grow inside add(), after it has taken the call.
-  CallTable() { calls_.reserve(1); }
-  // Returns the call's id, never 0. When it expires() take_expired() is to be called. If it throws,
-  // `call` is what it was.
+  // Returns the call's id, never 0. When it expires() take_expired() is to be called.
   std::uint64_t add(OutstandingCall&& call) STITCH_EXCLUDES(mutex_);
-  [[nodiscard]] bool contains(std::uint64_t id) const STITCH_EXCLUDES(mutex_);
   // max() for none; nothing if the call is not outstanding.
   [[nodiscard]] std::optional<Clock::time_point> deadline(std::uint64_t id) const
       STITCH_EXCLUDES(mutex_);
   // Another id of the same kind.
   [[nodiscard]] std::uint64_t new_id() STITCH_EXCLUDES(mutex_);
-  // A call that has waited is about to be sent, and has a share of its flow from now on. False, and
-  // it has not, when it is not outstanding any more.
-  [[nodiscard]] bool begin(std::uint64_t id, const PeerFlow::Size& size) STITCH_EXCLUDES(mutex_);
+  // A call that has waited for room has it from now on. False, and the room is given back, when it
+  // is not outstanding any more.
+  [[nodiscard]] bool give_room(std::uint64_t id, Room room) STITCH_EXCLUDES(mutex_);
+  // A call that has waited for the window is about to be sent. False when it is not outstanding any
+  // more.
+  [[nodiscard]] bool begin(std::uint64_t id) STITCH_EXCLUDES(mutex_);
   // The request was not written immediately; it has been written now. Calls that have completed are
   // ignored.
   void note_queued(std::uint64_t id) STITCH_EXCLUDES(mutex_);
@@ -82,25 +80,9 @@ class CallTable {
   // What waits for an answer from `from`; null if the call is not outstanding.
   [[nodiscard]] std::shared_ptr<PendingCall> find(std::uint64_t id, const WorkerInfo& from) const
       STITCH_EXCLUDES(mutex_);
-  // Removes all calls, or all to one worker, calls `first` and passes each to `end`, without the
-  // lock. Where there is no memory for a list of them, they are found one by one after that.
-  template <class First, class End>
-  void end_all(const WorkerInfo* to, First&& first, End&& end) STITCH_EXCLUDES(mutex_) {
-    std::vector<OutstandingCall> taken;
-    bool listed = true;
-    try {
-      taken = take_all(to);
-    } catch (const std::bad_alloc&) {
-      listed = false;
-    }
-    first();
-    for (OutstandingCall& call : taken) end(std::move(call));
-    while (!listed) {
-      auto call = take_any(to);
-      if (!call) return;
-      end(std::move(*call));
-    }
-  }
+  // Removes all calls, or all to one worker.
+  [[nodiscard]] std::vector<OutstandingCall> take_all(const WorkerInfo* to) noexcept
+      STITCH_EXCLUDES(mutex_);
   // Copies of all, without what waits for their outcomes.
   [[nodiscard]] std::vector<OutstandingCall> list() const STITCH_EXCLUDES(mutex_);
   // Removes those that have expired. `next` is when to call this again, max() for never.
@@ -108,7 +90,7 @@ class CallTable {
     std::vector<OutstandingCall> calls;
     Clock::time_point next = Clock::time_point::max();
   };
-  [[nodiscard]] Expired take_expired(Clock::time_point now) STITCH_EXCLUDES(mutex_);
+  [[nodiscard]] Expired take_expired(Clock::time_point now) noexcept STITCH_EXCLUDES(mutex_);
   // When the first of them expires().
   [[nodiscard]] Clock::time_point first_expiry() const STITCH_EXCLUDES(mutex_);
   [[nodiscard]] std::size_t size() const noexcept { return size_.load(std::memory_order_relaxed); }
@@ -117,10 +99,7 @@ class CallTable {
   using Calls =
       std::unordered_map<std::uint64_t, OutstandingCall, std::hash<std::uint64_t>, std::equal_to<>,
                          base::RecyclingAllocator<std::pair<const std::uint64_t, OutstandingCall>>>;
-  [[nodiscard]] OutstandingCall extract(Calls::iterator at) STITCH_REQUIRES(mutex_);
-  [[nodiscard]] std::vector<OutstandingCall> take_all(const WorkerInfo* to) STITCH_EXCLUDES(mutex_);
-  [[nodiscard]] std::optional<OutstandingCall> take_any(const WorkerInfo* to)
-      STITCH_EXCLUDES(mutex_);
+  [[nodiscard]] OutstandingCall extract(Calls::iterator at) noexcept STITCH_REQUIRES(mutex_);
 
   mutable base::Mutex mutex_;
   std::atomic<std::size_t> size_{0};  // of calls_
@@ -135,22 +114,7 @@ class CallTable {
 // "timed out after 5000 ms; ".
 [[nodiscard]] std::string timed_out_after(const OutstandingCall& call);
 
-// Completes one of several calls with the error that `make` returns. If making or reporting it
-// throws, the remaining calls are still completed.
-template <class Make>
-void complete_with_error(const OutstandingCall& call, Make make) noexcept {
-  const auto error = [&]() noexcept -> std::optional<Error> {
-    try {
-      return make();
-    } catch (...) {
-      return std::nullopt;
-    }
-  }();
-  try {
-    call.pending->on_error(error ? *error : Error(ErrorCode::overloaded, "out of memory"));
-  } catch (...) {
-    // Out of memory while reporting that.
-  }
-}
+// Completes a call that is in no table any more. What its callbacks throw is theirs.
+void complete_with_error(const OutstandingCall& call, const Error& error) noexcept;
 
 }  // namespace stitch::rpc

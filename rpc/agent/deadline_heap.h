@@ -8,10 +8,11 @@
 
 namespace stitch::rpc {
 
-// A binary heap of objects ordered by deadline. Each object knows its place in the heap, so it can
-// be removed at any time. T has a member `std::size_t heap_place`, is neither copied nor moved
-// while it is in here, and is not owned. Adding deadlines in ascending order and removing from a
-// small heap are cheap; memory is kept for later use. Not thread-safe.
+// A heap of objects ordered by deadline. Each object knows its place in the heap, so it can be
+// removed at any time. T has a member `std::size_t heap_place`, is neither copied nor moved while
+// it is in here, and is not owned. Adding deadlines in ascending order is cheap. A removal writes
+// into one object of each level, which other processors have in their caches: nodes have many
+// children, so that there are few levels. Memory is kept for later use. Not thread-safe.
 template <class T>
 class DeadlineHeap {
  public:
@@ -25,11 +26,6 @@ class DeadlineHeap {
   }
   // REQUIRES: not empty.
   [[nodiscard]] T& first() const noexcept { return *nodes_.front().object; }
-  // The next add() takes no memory.
-  void make_room() {
-    if (nodes_.size() == nodes_.capacity())
-      nodes_.reserve(std::max<std::size_t>(16, 2 * nodes_.size()));
-  }
   void add(T& object, Time deadline) {
     nodes_.push_back({deadline, &object});
     rise(nodes_.size() - 1);
@@ -46,6 +42,7 @@ class DeadlineHeap {
   }
 
  private:
+  static constexpr std::size_t kChildren = 16;
   struct Node {
     Time deadline;
     T* object;
@@ -56,9 +53,9 @@ class DeadlineHeap {
   }
   void rise(std::size_t place) noexcept {
     const Node node = nodes_[place];
-    while (place > 0 && node.deadline < nodes_[(place - 1) / 2].deadline) {
-      put(place, nodes_[(place - 1) / 2]);
-      place = (place - 1) / 2;
+    while (place > 0 && node.deadline < nodes_[(place - 1) / kChildren].deadline) {
+      put(place, nodes_[(place - 1) / kChildren]);
+      place = (place - 1) / kChildren;
     }
     put(place, node);
   }
@@ -66,9 +63,13 @@ class DeadlineHeap {
   std::size_t sink(std::size_t place) noexcept {
     const Node node = nodes_[place];
     for (;;) {
-      std::size_t child = 2 * place + 1;
-      if (child >= nodes_.size()) break;
-      if (child + 1 < nodes_.size() && nodes_[child + 1].deadline < nodes_[child].deadline) ++child;
+      const std::size_t first = kChildren * place + 1;
+      if (first >= nodes_.size()) break;
+      const std::size_t end = std::min(first + kChildren, nodes_.size());
+      std::size_t child = first;
+      for (std::size_t each = first + 1; each < end; ++each) {
+        if (nodes_[each].deadline < nodes_[child].deadline) child = each;
+      }
       if (!(nodes_[child].deadline < node.deadline)) break;
       put(place, nodes_[child]);
       place = child;

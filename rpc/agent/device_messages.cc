@@ -44,13 +44,13 @@ void Agent::on_device_message(const std::shared_ptr<transport::Connection>& conn
     PeerFlow& flow = sender_.flow(message->from);
     if (message->view.kind() == wire::kRequest) {
       bytes = flow.counted(bytes, transfers ? transfers->bytes() : 0);
-      const auto end = [bytes](PeerFlow* at) { at->end_held(bytes); };
-      exceeded = flow.hold(bytes);
+      const auto end = [bytes](PeerFlow* at) { at->budget.end_held(bytes); };
+      exceeded = flow.budget.hold(bytes);
       held = std::shared_ptr<PeerFlow>(&flow, end);
-    } else if (transfers) {
+    } else if (transfers && message->view.kind() != wire::kReply) {
       bytes = flow.counted_data(bytes, transfers->bytes());
       const auto end = [bytes](PeerFlow* at) { at->end_held_data(bytes); };
-      exceeded = flow.hold_data(bytes) ? nullptr : PeerFlow::kBytesName;
+      exceeded = flow.hold_data(bytes) ? nullptr : PeerBudget::kBytesName;
       held = std::shared_ptr<PeerFlow>(&flow, end);
     }
     if (exceeded != nullptr)
@@ -92,12 +92,6 @@ void Agent::on_device_message(const std::shared_ptr<transport::Connection>& conn
   on_arrived(connection, std::move(*message), call_id, failure);
 }
 
-std::optional<c10::Stream> OutgoingCalls::store_later(std::uint64_t call_id,
-                                                      const InMessage& reply) {
-  const auto pending = table_.find(call_id, reply.from);
-  return pending ? pending->store_later(reply) : std::nullopt;
-}
-
 bool Agent::store_later(const std::shared_ptr<transport::Connection>& connection, InMessage& reply,
                         std::uint64_t call_id) {
   auto gate = std::make_unique<DeviceGate>();
@@ -135,7 +129,6 @@ void Agent::on_arrived(const std::shared_ptr<transport::Connection>& connection,
     if (!stopped() && !peers_->lost(from)) {
       if (failure) throw *failure;
       route(connection, std::move(message));
-      if (peers_->lost(from)) served_calls_.on_peer_lost(from);  // in the meantime
     }
   } catch (...) {
     try {

@@ -293,7 +293,7 @@ void IncomingCall::drop() noexcept {
 }
 
 void IncomingCall::end_held() noexcept {
-  if (flow_ != nullptr && !held_ended_.exchange(true)) flow_->end_held(bytes_);
+  if (flow_ != nullptr && !held_ended_.exchange(true)) flow_->budget.end_held(bytes_);
 }
 
 IncomingCall::Progress IncomingCall::progress() const noexcept {

@@ -226,7 +226,7 @@ class IncomingCall : public std::enable_shared_from_this<IncomingCall> {
   std::weak_ptr<AwaitedWork> work_ STITCH_GUARDED_BY(work_mutex_);
   bool work_given_up_ STITCH_GUARDED_BY(work_mutex_) = false;
   PeerFlow* flow_ = nullptr;
-  std::atomic<bool> held_ended_{false};
+  std::atomic<bool> held_ended_{false};  // by who answers, or by the destructor
   enum class Turn : std::uint8_t { none, awaited, begun, dropped };
   std::atomic<Turn> turn_{Turn::none};
   std::atomic<Clock::rep> began_{0};  // 0: it is queued

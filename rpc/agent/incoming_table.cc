@@ -64,7 +64,13 @@ std::shared_ptr<IncomingCall> IncomingTable::cancel(const WorkerInfo& caller,
   return nullptr;
 }
 
-IncomingTable::Expired IncomingTable::expired(Clock::time_point now) {
+void IncomingTable::forget_cancels(const WorkerInfo& caller) {
+  base::MutexLock lock(mutex_);
+  const auto found = early_.find(caller.id);
+  if (found != early_.end() && found->second.epoch == caller.epoch) early_.erase(found);
+}
+
+IncomingTable::Expired IncomingTable::expired(Clock::time_point now) noexcept {
   Expired expired;
   base::MutexLock lock(mutex_);
   while (deadlines_.first_deadline() <= now) {
@@ -84,7 +90,7 @@ std::shared_ptr<IncomingCall> IncomingTable::find(const WorkerInfo& caller,
 }
 
 std::vector<std::shared_ptr<IncomingCall>> IncomingTable::list(
-    const std::optional<WorkerInfo>& caller) const {
+    const std::optional<WorkerInfo>& caller) const noexcept {
   std::vector<std::shared_ptr<IncomingCall>> found;
   // Destroyed after the lock is released: the last reference removes a call from this table.
   std::vector<std::shared_ptr<IncomingCall>> others;

@@ -37,20 +37,22 @@ class IncomingTable {
   [[nodiscard]] std::shared_ptr<IncomingCall> cancel(const WorkerInfo& caller,
                                                      std::uint64_t call_id) STITCH_EXCLUDES(mutex_);
   static constexpr std::size_t kEarlyCancels = 256;
+  // That life of a caller is lost: it sends no request any more.
+  void forget_cancels(const WorkerInfo& caller) STITCH_EXCLUDES(mutex_);
   // Those whose deadline has passed, each once; they stay in the table. `next` is when to call this
   // again, max() for never.
   struct Expired {
     std::vector<std::shared_ptr<IncomingCall>> calls;
     Clock::time_point next = Clock::time_point::max();
   };
-  [[nodiscard]] Expired expired(Clock::time_point now) STITCH_EXCLUDES(mutex_);
+  [[nodiscard]] Expired expired(Clock::time_point now) noexcept STITCH_EXCLUDES(mutex_);
   // One call; null when it is not here.
   [[nodiscard]] std::shared_ptr<IncomingCall> find(const WorkerInfo& caller,
                                                    std::uint64_t call_id) const
       STITCH_EXCLUDES(mutex_);
   // Those of one life of a caller, or all.
   [[nodiscard]] std::vector<std::shared_ptr<IncomingCall>> list(
-      const std::optional<WorkerInfo>& caller) const STITCH_EXCLUDES(mutex_);
+      const std::optional<WorkerInfo>& caller) const noexcept STITCH_EXCLUDES(mutex_);
   [[nodiscard]] std::size_t size() const STITCH_EXCLUDES(mutex_);
 
  private:

@@ -16,6 +16,7 @@
 #include "stitch/base/published_table.h"
 #include "stitch/rpc/agent/peer_flow.h"
 #include "stitch/rpc/gpu/device_map.h"
+#include "stitch/rpc/message/peer_limits.h"
 #include "stitch/rpc/message/worker_info.h"
 #include "stitch/transport/endpoint.h"
 
@@ -30,6 +31,7 @@ struct Member {
   std::vector<std::string> addresses;  // where it listens, best first
   WorkerDevices devices{};
   bool same_host = false;  // as far as its record says
+  PeerLimits limits{};     // those that it sets
 };
 
 // One life of a worker, as long as this worker's agent exists: what other parts keep for it.
@@ -52,6 +54,7 @@ struct Life {
   std::optional<PeerFlow> flow;   // constant once complete
   std::atomic<bool> over{false};  // dead, left, or followed by another: its messages are dropped
   std::atomic<bool> announced{false};      // the extensions know of it: it may connect
+  std::atomic<bool> lost{false};           // its connection is over: its calls are stopped
   std::atomic<bool> loss_reported{false};  // to the extensions, too
 };
 

@@ -9,7 +9,6 @@
 #include "stitch/base/byte_io.h"
 #include "stitch/base/callback_scope.h"
 #include "stitch/base/deadline.h"
-#include "stitch/base/patience.h"
 #include "stitch/rpc/agent/unknown_function.h"
 #include "stitch/rpc/future/execution_context.h"
 #include "stitch/rpc/message/archive.h"
@@ -30,8 +29,7 @@ void complete_header(transport::Message& message, std::uint64_t call_id, const T
 
 // With the error's text behind `how`.
 void fail(const OutstandingCall& call, const Error& error, const char* how, const char* why = "") {
-  complete_with_error(call,
-                      [&] { return about(call, error, std::string(how) + why + error.what()); });
+  complete_with_error(call, about(call, error, std::string(how) + why + error.what()));
 }
 
 // The request that this thread is sending, the innermost one. Most requests are written before the
@@ -71,9 +69,6 @@ void OutgoingCalls::start(const std::shared_ptr<Runtime>& owner, PeerTable& peer
   watch_ = std::make_shared<DeadlineWatch>(loop, [this, weak = owner_] {
     if (const auto alive = weak.lock()) expire();
   });
-  looks_ = std::make_shared<DeadlineWatch>(loop, [this, weak = owner_] {
-    if (const auto alive = weak.lock()) look();
-  });
 }
 
 OutMessage OutgoingCalls::begin_request(std::uint64_t function_id) {
@@ -101,9 +96,10 @@ std::chrono::nanoseconds OutgoingCalls::effective_timeout(
   return limit.count() == 0 ? left : std::min(limit, left);
 }
 
-// Code of the worker itself: it must not wait for room, which may need its own end.
-bool OutgoingCalls::inside() noexcept {
-  return ThreadPool::on_any_pool_thread() || base::CallbackScope::on_this_thread();
+PeerBudget::Caller OutgoingCalls::caller(const OutMessage& message) noexcept {
+  const bool waits =
+      !message.ahead && !ThreadPool::on_any_pool_thread() && !base::CallbackScope::on_this_thread();
+  return waits ? PeerBudget::Caller::program : PeerBudget::Caller::handler;
 }
 
 std::uint64_t OutgoingCalls::start_call(const WorkerInfo& to, std::string_view function,
@@ -111,64 +107,83 @@ std::uint64_t OutgoingCalls::start_call(const WorkerInfo& to, std::string_view f
                                         std::shared_ptr<PendingCall> pending) {
   if (state_.stopped()) state_.throw_if_stopped();
   base::AnswerWait::give_up();  // of a call before this one
+  Life& life = peers_->known(to);
+  PeerBudget& budget = life.flow->budget;
   OutstandingCall call{std::move(pending),
-                       &peers_->known(to).info(),
+                       &life.info(),
                        function,
                        timeout,
                        base::deadline_or_none(timeout),
-                       &sender_.flow(to)};
+                       &budget};
   const bool limited = call.deadline != Clock::time_point::max();
   call.made = limited ? call.deadline - timeout : Clock::now();
   if (const auto& stop = ExecutionContext::current().stop) call.under = stop->outermost();
-  const auto was_not_made = [&call] {
-    complete_with_error(call, [&] {
-      const Error error = to_error(std::current_exception());
-      return about(call, error, std::string("was not made: ") + error.what());
-    });
-    return std::uint64_t{0};
-  };
   std::optional<Sender::LaidOut> out;
-  PeerFlow::Size size;
-  bool begins = false;
   try {
     out.emplace(sender_.lay_out(to, message, Sender::Traffic::request));
-    size = {out->in_flight.counted().bytes, message.ahead || inside()};
-    begins = try_begin(*call.flow, size, *out);
   } catch (...) {
-    out.reset();
-    return was_not_made();
+    fail(call, to_error(std::current_exception()), "was not made: ");
+    return 0;
   }
-  std::uint64_t id = 0;
+  const std::size_t bytes = out->in_flight.counted().bytes;
+  const auto who = caller(message);
+  const bool has_room = budget.try_take(bytes, who);
+  if (has_room) [[likely]] {
+    call.room = Room(budget, bytes);
+  } else if (who == PeerBudget::Caller::handler || message.refuse_when_full) {
+    out.reset();
+    fail(call, full(to), "was not made: ");
+    return 0;
+  }
+  call.queued = !has_room;
   const Clock::time_point deadline = call.deadline;
   const Clock::time_point expires = limited ? call.expires() : deadline;
-  if (begins) [[likely]] {  // from here on the ends of these give back what has been counted
-    call.share = FlowShare(*call.flow, size);
-    out->in_flight.begun(size, false);
-  }
-  try {
-    id = add(std::move(call));
-  } catch (...) {
-    return was_not_made();
-  }
+  const bool begins = has_room && budget.try_send(bytes);
+  call.begun = begins;
+  const std::uint64_t id = add(std::move(call));
+  watch_->watch(expires);
   if (begins) [[likely]] {
+    out->in_flight.begun(false);
     const SendingRequest sending(*this, id);
     base::AnswerWait::request_follows();
-    transmit(to, std::move(*out), id, time_left(timeout, deadline), expires);
+    transmit(to, std::move(*out), id, time_left(timeout, deadline));
     if (!sending.sent()) table_.note_queued(id);
-  } else {
-    start_later(to, size, id, deadline, std::move(*out), message);
-  }
+  } else if (has_room ||
+             (await_room(to, bytes, deadline) && table_.give_room(id, Room(budget, bytes)))) {
+    send_request(life.info(), std::move(*out), id, deadline);
+  }  // else expire() completes the call
   // stop() may have run between the first check and the entry in the table, and missed this call.
   if (state_.stopped())
     fail_call(id, Error(ErrorCode::shutting_down, "this worker is shutting down"), "failed: ");
   return id;
 }
 
+bool OutgoingCalls::await_room(const WorkerInfo& to, std::size_t bytes,
+                               Clock::time_point deadline) {
+  PeerFlow& flow = sender_.flow(to);
+  ask_room(to, flow.one_way.to_ask());
+  return flow.budget.wait(bytes, deadline);
+}
+
+void OutgoingCalls::send_request(const WorkerInfo& to, Sender::LaidOut&& out, std::uint64_t id,
+                                 Clock::time_point deadline) {
+  const std::size_t bytes = out.in_flight.counted().bytes;
+  table_.note_queued(id);
+  sender_.flow(to).budget.send_later(id, bytes,
+                                     [this, &to, id, deadline, out = std::move(out)]() mutable {
+                                       const TimeLeft time = time_left(deadline);
+                                       if (time.left < 0 || !table_.begin(id))
+                                         return false;  // expire() completes it
+                                       out.in_flight.begun(false);
+                                       transmit(to, std::move(out), id, time);
+                                       return true;
+                                     });
+}
+
 // What is in flight keeps the agent alive, and with it this.
 void OutgoingCalls::transmit(const WorkerInfo& to, Sender::LaidOut&& out, std::uint64_t id,
-                             const TimeLeft& time, Clock::time_point expires) noexcept {
+                             const TimeLeft& time) noexcept {
   try {
-    watch_->watch(expires);
     complete_header(out.message, id, time);
     out.attachments.begin(out.message.frame);
     sender_.transmit(
@@ -179,127 +194,62 @@ void OutgoingCalls::transmit(const WorkerInfo& to, Sender::LaidOut&& out, std::u
   }
 }
 
-void OutgoingCalls::start_later(const WorkerInfo& to, const PeerFlow::Size& size, std::uint64_t id,
-                                Clock::time_point deadline, Sender::LaidOut&& out,
-                                const OutMessage& message) {
-  try {
-    const bool waits = size.inside || !message.refuse_when_full;
-    if (waits && await_room(to, size, id, deadline, std::move(out), message)) return;
-    refuse(to, id);
-  } catch (...) {
-    fail_call(id, to_error(std::current_exception()), "was not made: ");
-  }
-}
-
-void OutgoingCalls::refuse(const WorkerInfo& to, std::uint64_t id) noexcept {
-  try {
-    fail_call(id, full(to), "was not made: ");
-  } catch (...) {
-    fail_call(id, to_error(std::current_exception()), "was not made: ");
-  }
-}
-
-bool OutgoingCalls::await_room(const WorkerInfo& to, const PeerFlow::Size& size, std::uint64_t id,
-                               Clock::time_point deadline, Sender::LaidOut&& out,
-                               const OutMessage& message) {
-  PeerFlow& flow = sender_.flow(to);
-  const WorkerInfo& peer = peers_->known(to).info();
-  table_.note_queued(id);
-  watch_->watch(table_.first_expiry());
-  Precedence precedence = out.attachments.precedence();
-  PeerFlow::Waiting waiting{size,
-                            id,
-                            [this, &peer, size, id, deadline, out = std::move(out)]() mutable {
-                              const TimeLeft time = time_left(deadline);
-                              // expire() completes it.
-                              if (time.left < 0 || !table_.begin(id, size)) return false;
-                              out.in_flight.begun(size, false);
-                              transmit(peer, std::move(out), id, time, deadline);
-                              return true;
-                            },
-                            std::move(precedence),
-                            message.ahead,
-                            message.refuse_when_full};
-  if (message.refuse_when_full) waiting.refused = [this, &peer, id] { refuse(peer, id); };
-  ask_room(peer, flow.to_ask());
-  const auto kept =
-      flow.wait(waiting, deadline, [&] { return !state_.stopped() && table_.contains(id); });
-  if (kept == PeerFlow::Kept::waits) watch_flows(size);
-  return kept != PeerFlow::Kept::full;
-}
-
-void OutgoingCalls::watch_flows(const PeerFlow::Size& size) noexcept {
-  if (size.inside) return;
-  try {
-    base::patiently([&] { looks_->watch(Clock::now() + PeerFlow::kLook); });
-  } catch (const std::exception&) {
-    // The next one that waits does it.
-  }
-}
-
-void OutgoingCalls::look() {
-  const auto now = Clock::now();
-  bool waits = false;
-  peers_->for_each([&](Life& life) { waits = life.flow->look(now) || waits; });
-  if (waits) looks_->watch(now + PeerFlow::kLook);
-}
-
 Error OutgoingCalls::full(const WorkerInfo& peer) {
-  const auto numbers = sender_.flow(peer).numbers();
+  const PeerBudget& budget = sender_.flow(peer).budget;
+  const auto numbers = budget.numbers();
   return Error(ErrorCode::overloaded,
                std::to_string(numbers.calls) + " calls of " + std::to_string(numbers.bytes) +
                    " bytes are unanswered there and " + std::to_string(numbers.waiting) +
                    " wait here; the limits are max_inflight_bytes " +
-                   std::to_string(options_.max_inflight_bytes) + " and max_inflight_calls " +
-                   std::to_string(options_.max_inflight_calls));
+                   std::to_string(budget.limits().bytes) + " and max_inflight_calls " +
+                   std::to_string(budget.limits().calls));
 }
 
 void OutgoingCalls::start_notify(const WorkerInfo& to, std::string_view function,
                                  std::chrono::nanoseconds timeout, OutMessage message) {
   base::AnswerWait::give_up();
   state_.throw_if_stopped();
+  Life& life = peers_->known(to);
+  PeerBudget& budget = life.flow->budget;
   Sender::LaidOut out = sender_.lay_out(to, message, Sender::Traffic::request);
   complete_header(out.message, 0, {});
-  PeerFlow& flow = sender_.flow(to);
-  const PeerFlow::Size size{out.in_flight.counted().bytes, message.ahead || inside()};
-  if (try_begin(flow, size, out)) [[likely]] {
-    transmit_one_way(to, size, std::move(out));
+  const std::size_t bytes = out.in_flight.counted().bytes;
+  const auto who = caller(message);
+  if (!budget.try_take(bytes, who)) {
+    const bool waits = who == PeerBudget::Caller::program && !message.refuse_when_full;
+    if (!waits || !await_room(to, bytes, base::deadline_or_none(timeout))) {
+      const Error why = full(to);
+      throw Error(why.code(), "one-way call " + std::string(function) + "() to " + to_string(to) +
+                                  " was not made: " + why.what())
+          .with_worker(to.name)
+          .with_function(std::string(function));
+    }
+  }
+  Room room(budget, bytes);
+  state_.throw_if_stopped();
+  if (budget.try_send(bytes)) [[likely]] {
+    room.release();
+    transmit_one_way(to, bytes, std::move(out));
     return;
   }
-  const auto was_not_made = [&](const Error& why) {
-    return Error(why.code(), "one-way call " + std::string(function) + "() to " + to_string(to) +
-                                 " was not made: " + why.what())
-        .with_worker(to.name)
-        .with_function(std::string(function));
-  };
-  if (message.refuse_when_full && !size.inside) throw was_not_made(full(to));
-  const WorkerInfo& peer = peers_->known(to).info();
-  Precedence precedence = out.attachments.precedence();
-  PeerFlow::Waiting waiting{size,
-                            table_.new_id(),
-                            [this, &peer, size, out = std::move(out)]() mutable {
-                              try {
-                                transmit_one_way(peer, size, std::move(out));
-                              } catch (const std::exception&) {
-                                // It has given back what it was counted as.
-                              }
-                              return true;
-                            },
-                            std::move(precedence),
-                            false,
-                            message.refuse_when_full};
-  ask_room(peer, flow.to_ask());
-  const auto kept =
-      flow.wait(waiting, base::deadline_or_none(timeout), [&] { return !state_.stopped(); });
-  if (kept == PeerFlow::Kept::waits) watch_flows(size);
-  if (kept == PeerFlow::Kept::unwanted) state_.throw_if_stopped();
-  if (kept != PeerFlow::Kept::waits) throw was_not_made(full(to));
+  budget.send_later(
+      table_.new_id(), bytes,
+      [this, &peer = life.info(), bytes, room = std::move(room), out = std::move(out)]() mutable {
+        room.release();
+        try {
+          transmit_one_way(peer, bytes, std::move(out));
+        } catch (const std::exception&) {
+          // A one-way call has no answer; its room has been given back.
+        }
+        return true;
+      });
 }
 
-void OutgoingCalls::transmit_one_way(const WorkerInfo& to, const PeerFlow::Size& size,
+// Its room is in the credits from here on.
+void OutgoingCalls::transmit_one_way(const WorkerInfo& to, std::size_t bytes,
                                      Sender::LaidOut&& out) {
-  out.in_flight.begun(size, true);
-  const std::uint64_t ask = sender_.flow(to).one_way_begun(size);
+  out.in_flight.begun(true);
+  const std::uint64_t ask = sender_.flow(to).one_way.begun(bytes);
   out.attachments.begin(out.message.frame);
   sender_.transmit(to, nullptr, std::move(out), [](const std::optional<Error>&) {});
   ask_room(to, ask);
@@ -307,10 +257,14 @@ void OutgoingCalls::transmit_one_way(const WorkerInfo& to, const PeerFlow::Size&
 
 void OutgoingCalls::on_give_room(const InMessage& message) {
   base::ByteReader in(message.view.body(), "room");
-  PeerFlow::Handled handled;
+  OneWayCredits::Handled handled;
   handled.calls = in.read<std::uint64_t>();
   handled.bytes = in.read<std::uint64_t>();
-  ask_room(message.from, sender_.flow(message.from).given_back(handled));
+  PeerFlow& flow = sender_.flow(message.from);
+  const auto fresh = flow.one_way.given_back(handled);
+  flow.budget.give_back(fresh.bytes, fresh.calls);
+  // More has been sent meanwhile: while threads wait, for that too.
+  if (flow.budget.any_wait()) ask_room(message.from, flow.one_way.to_ask());
 }
 
 std::uint64_t OutgoingCalls::add(OutstandingCall&& call) {
@@ -366,6 +320,12 @@ transport::Buffer OutgoingCalls::place(const WorkerInfo& from, const base::Bytes
   return pending ? pending->place(bytes) : transport::Buffer{};
 }
 
+std::optional<c10::Stream> OutgoingCalls::store_later(std::uint64_t call_id,
+                                                      const InMessage& reply) {
+  const auto pending = table_.find(call_id, reply.from);
+  return pending ? pending->store_later(reply) : std::nullopt;
+}
+
 void OutgoingCalls::on_answer(InMessage&& message) {
   for (const auto& extension : extensions_) extension->on_receive(message);
   base::ByteReader in(message.view.body(), "reply");
@@ -394,7 +354,7 @@ void OutgoingCalls::take_and_complete(std::uint64_t call_id, InMessage& message)
   const bool failed = message.view.kind() == wire::kErrorReply;
   if (auto call = table_.take(call_id, message.from)) {
     note(failed ? "call failed there" : "call answered", *call);
-    call->share.end();  // before what the outcome sets off makes the next call
+    call->room.end();  // before what the outcome sets off makes the next call
     complete_call(*call, message);
   }
 }

@@ -15,7 +15,7 @@
 #include "stitch/rpc/agent/call_table.h"
 #include "stitch/rpc/agent/deadline_watch.h"
 #include "stitch/rpc/agent/extension.h"
-#include "stitch/rpc/agent/peer_flow.h"
+#include "stitch/rpc/agent/peer_budget.h"
 #include "stitch/rpc/agent/peer_table.h"
 #include "stitch/rpc/agent/sender.h"
 #include "stitch/rpc/agent/stop_callbacks.h"
@@ -114,39 +114,25 @@ class OutgoingCalls {
   }
   // A control frame of one number.
   void send_number(const WorkerInfo& to, std::uint16_t kind, std::uint64_t number) noexcept;
-  // Whether this thread runs code of a worker: that must not wait for room.
-  [[nodiscard]] static bool inside() noexcept;
-  // Counts a request as under way. False when it has to wait. Nothing is counted if this throws.
-  [[nodiscard]] static bool try_begin(PeerFlow& flow, const PeerFlow::Size& size,
-                                      const Sender::LaidOut& out) {
-    const bool waits =
-        size.inside && flow.any_wait() && flow.waits_behind(out.attachments.precedence());
-    return !waits && flow.try_begin(size);
-  }
-  // The request of a call of the table has to wait, or the call fails.
-  void start_later(const WorkerInfo& to, const PeerFlow::Size& size, std::uint64_t id,
-                   Clock::time_point deadline, Sender::LaidOut&& out, const OutMessage& message);
-  // Keeps a request until the flow lets it begin. False when that is full.
-  [[nodiscard]] bool await_room(const WorkerInfo& to, const PeerFlow::Size& size, std::uint64_t id,
-                                Clock::time_point deadline, Sender::LaidOut&& out,
-                                const OutMessage& message);
-  // The call fails: there is no room for it.
-  void refuse(const WorkerInfo& to, std::uint64_t id) noexcept;
-  // A request of the program waits: has look() called until none does.
-  void watch_flows(const PeerFlow::Size& size) noexcept;
-  // As PeerFlow::look(), for each. On the event loop.
-  void look();
-  // Send what its flow has let begin.
-  void transmit(const WorkerInfo& to, Sender::LaidOut&& out, std::uint64_t id, const TimeLeft& time,
-                Clock::time_point expires) noexcept;
-  void transmit_one_way(const WorkerInfo& to, const PeerFlow::Size& size, Sender::LaidOut&& out);
+  // Who makes a call on this thread: code of the worker itself must not wait for room.
+  [[nodiscard]] static PeerBudget::Caller caller(const OutMessage& message) noexcept;
+  // Waits on this thread of the program for room, until the deadline. False: there is none.
+  [[nodiscard]] bool await_room(const WorkerInfo& to, std::size_t bytes,
+                                Clock::time_point deadline);
+  // Sends the request of a call that has room, as soon as the window lets it.
+  // `to`: the peer table's.
+  void send_request(const WorkerInfo& to, Sender::LaidOut&& out, std::uint64_t id,
+                    Clock::time_point deadline);
+  void transmit(const WorkerInfo& to, Sender::LaidOut&& out, std::uint64_t id,
+                const TimeLeft& time) noexcept;
+  void transmit_one_way(const WorkerInfo& to, std::size_t bytes, Sender::LaidOut&& out);
   // Of a call that is out of the table. Whether it had begun.
   bool leave_flow(OutstandingCall& call) noexcept;
   // Asks for the room that one-way requests have taken. 0: does nothing.
   void ask_room(const WorkerInfo& to, std::uint64_t calls) noexcept {
     if (calls != 0) send_number(to, wire::kAskRoom, calls);
   }
-  // The limits of a peer are used up.
+  // The budget of a peer is used up.
   [[nodiscard]] Error full(const WorkerInfo& peer);
   // Fails the calls that have expired. On the event loop, which runs no code of the program.
   void expire();
@@ -162,7 +148,6 @@ class OutgoingCalls {
   PeerTable* peers_ = nullptr;            // likewise
   StopCallbacks* callbacks_ = nullptr;    // likewise
   std::shared_ptr<DeadlineWatch> watch_;  // likewise
-  std::shared_ptr<DeadlineWatch> looks_;  // likewise
   OnTimeout on_timeout_;                  // likewise
   CallTable table_;
   std::atomic<std::uint64_t> completing_{0};  // on user-function threads

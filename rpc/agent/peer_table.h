@@ -71,8 +71,8 @@ class PeerTable {
   using EndpointPtr = std::shared_ptr<transport::Endpoint>;
   // Records what happens to connections there. Before start().
   void record_events(std::shared_ptr<base::EventRing> ring) { ring_ = std::move(ring); }
-  // The limits of each life's PeerFlow. Before start().
-  void limit_flows(const PeerFlow::Limits& limits) { flow_limits_ = limits; }
+  // The limits that this worker sets. Before start().
+  void set_limits(const PeerLimits& limits) { limits_ = limits; }
 
   // `reconnect_timeout`: for how long a connection that broke is made again, or a first one is
   // tried, before the peer is lost.
@@ -224,7 +224,7 @@ class PeerTable {
   std::unordered_map<std::string, EndpointPtr> by_scheme_;
   Events events_;
   std::shared_ptr<base::EventRing> ring_;
-  PeerFlow::Limits flow_limits_{std::size_t{4} << 30, PeerFlow::kMaxCalls};
+  PeerLimits limits_{.bytes = std::size_t{4} << 30};
   WorkerId self_;
 
   mutable base::Mutex mutex_;

@@ -33,16 +33,16 @@ void PeerTable::complete(Life& life) {
   if (life.info().id == self_) life.echo = make_session(life);
   life.peer = std::make_unique<Peer>(life, self_, std::move(reachable), reconnect_timeout_,
                                      base::random_number() | 1, events_.now);
-  life.flow.emplace(flow_limits_);
+  life.flow.emplace(limits_.with(life.member.limits));
   if (closing_) life.peer->expect_closing();
 }
 
 std::shared_ptr<Session> PeerTable::make_session(Life& life) {
   // Both what this worker has asked for and its answers may be on the way to one peer.
   const std::size_t max_passed_on =
-      kMinPassedOn + 2 * std::min(flow_limits_.bytes, std::size_t{1} << 48);
+      kMinPassedOn + 2 * std::min(limits_.bytes, std::size_t{1} << 48);
   const std::size_t max_untold =
-      std::clamp(flow_limits_.bytes / 64, std::size_t{1} << 20, std::size_t{32} << 20);
+      std::clamp(limits_.bytes / 64, std::size_t{1} << 20, std::size_t{32} << 20);
   return std::make_shared<Session>(
       Session::Events{
           .deadline = [this](std::uint64_t call_id) { return events_.deadline(call_id); },

@@ -1,6 +1,5 @@
 #include "stitch/rpc/agent/post_where_read.h"
 
-#include <new>
 #include <utility>
 
 namespace stitch::rpc {
@@ -14,13 +13,7 @@ bool post_where_read(transport::Connection& connection, ThreadPool& pool,
     return false;
   };
   if (!pool.post_quietly(task)) return false;
-  bool deferred = false;
-  try {
-    deferred = connection.defer(work);
-  } catch (const std::bad_alloc&) {
-    // It is queued, and will run.
-  }
-  if (!deferred) pool.wake();
+  if (!connection.defer(work)) pool.wake();
   return true;
 }
 

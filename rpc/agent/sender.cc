@@ -45,9 +45,9 @@ bool Sender::send_frame(const WorkerInfo& to, OutMessage&& message, transport::S
                         const void* owner) {
   if (!done) done = [](const std::optional<Error>&) {};
   LaidOut out = lay_out(to, message, Traffic::frame);
-  PeerFlow& flow = *out.in_flight.counted().flow;
+  FrameQueue& frames = out.in_flight.counted().flow->frames;
   const std::size_t bytes = out.in_flight.counted().bytes;
-  if (flow.try_begin_frame(bytes)) {
+  if (frames.try_begin(bytes)) {
     out.in_flight.begun();
     transmit(to, nullptr, std::move(out), std::move(done));
     return true;
@@ -62,7 +62,7 @@ bool Sender::send_frame(const WorkerInfo& to, OutMessage&& message, transport::S
   };
   auto waiting = std::shared_ptr<Waiting>(new Waiting{to, std::move(out), std::move(done)});
   // What is counted as sent keeps the agent alive, and with it this.
-  flow.wait_frame(bytes, owner, [this, waiting = std::move(waiting)](bool sent) {
+  frames.wait(bytes, owner, [this, waiting = std::move(waiting)](bool sent) {
     if (!sent) {
       const std::shared_ptr<Sender> alive(self_);
       waiting->out.reset();
@@ -77,11 +77,11 @@ bool Sender::send_frame(const WorkerInfo& to, OutMessage&& message, transport::S
       waiting->tell(to_error(std::current_exception()));
     }
   });
-  return !flow.many_frames();
+  return !frames.many();
 }
 
 void Sender::drop_frames(const void* owner) noexcept {
-  peers_->for_each([owner](Life& life) { life.flow->drop_frames(owner); });
+  peers_->for_each([owner](Life& life) { life.flow->frames.drop(owner); });
 }
 
 void Sender::send_reply(const WorkerInfo& to,
@@ -92,44 +92,19 @@ void Sender::send_reply(const WorkerInfo& to,
     send(to, connection, std::move(message), Traffic::error_reply, nothing);
     return;
   }
-  LaidOut out = lay_out(to, message, Traffic::reply);
-  PeerFlow& flow = *out.in_flight.counted().flow;
-  const std::size_t bytes = out.in_flight.counted().bytes;
-  if (flow.try_begin_reply(bytes)) [[likely]] {
-    out.in_flight.reply_begun();
-    transmit(to, connection, std::move(out), nothing);
-    return;
-  }
-  struct Waiting {
-    WorkerInfo to;
-    std::shared_ptr<transport::Connection> connection;
-    std::uint64_t call_id;
-    std::optional<LaidOut> out;
-  };
-  auto waiting = std::shared_ptr<Waiting>(
-      new Waiting{to, connection, reply_to(out.message.frame).value_or(0), std::move(out)});
-  // What is counted as sent keeps the agent alive, and with it this.
-  flow.wait_reply(bytes, [this, nothing, waiting = std::move(waiting)] {
-    const std::shared_ptr<Sender> alive(self_);
-    waiting->out->in_flight.reply_begun();
-    try {
-      transmit(waiting->to, waiting->connection, std::move(*waiting->out), nothing);
-    } catch (...) {
-      send_error_reply(waiting->to, waiting->connection, waiting->call_id,
-                       to_error(std::current_exception()));
-    }
-  });
+  send(to, connection, std::move(message), Traffic::reply, nothing);
 }
 
 Sender::LaidOut Sender::lay_out(const WorkerInfo& to, OutMessage& message, Traffic traffic) {
   const bool control = traffic == Traffic::control || traffic == Traffic::error_reply;
   const bool hooks = traffic != Traffic::frame && traffic != Traffic::control;
+  PeerFlow& flow = this->flow(to);
+  const PeerLimits& limits = flow.limits();
   try {
     const auto kind = message.frame.kind();
     // Refused before an extension records that the message is sent, if it is too large already.
-    check_frame(kind, message.frame.body().size());
-    if (!control && message.frame.body().size() > options_.max_inflight_bytes)
-      throw exceeds(message.frame.body().size());
+    check_frame(kind, message.frame.body().size(), limits);
+    if (!control) check_bytes(message.frame.body().size(), limits);
     message.frame.end_body();
     message.frame.set_inline_bytes(options_.inline_bytes);
     DeviceParts tensors;
@@ -146,15 +121,15 @@ Sender::LaidOut Sender::lay_out(const WorkerInfo& to, OutMessage& message, Traff
       for (const auto& extension : extensions_) extension->on_send(message, to);
     }
     transport::Message laid_out = std::move(message.frame).finish();
-    check_frame(kind, laid_out.frame.size());
+    check_frame(kind, laid_out.frame.size(), limits);
     std::size_t bytes = total_bytes(laid_out);
-    if (!control && bytes > options_.max_inflight_bytes) throw exceeds(bytes);
+    if (!control) check_bytes(bytes, limits);
     Counted counted;
-    counted.flow = &flow(to);
+    counted.flow = &flow;
     if (tensors.transfers) [[unlikely]] {
       const std::size_t beside = tensors.transfers->bytes();
-      bytes = traffic == Traffic::request ? counted.flow->counted(bytes, beside)
-                                          : counted.flow->counted_data(bytes, beside);
+      bytes = traffic == Traffic::request ? flow.counted(bytes, beside)
+                                          : flow.counted_data(bytes, beside);
     }
     counted.bytes = bytes + (control ? kControlFrameCost : 0);
     counted.kind = control                     ? Counted::control
@@ -207,12 +182,8 @@ void Sender::send_transfer_frame(const WorkerInfo& to, base::Bytes frame) noexce
 
 // A frame that is missing would be waited for without end.
 void Sender::give_up_transfers(const WorkerInfo& to, const Error& error) noexcept {
-  try {
-    if (peers_->closing() || peers_->lost(to)) return;
-    peers_->give_up(to, error.with_prefix("a frame of device transfers cannot be sent"));
-  } catch (...) {
-    // Out of memory for an error: what waits for the frame ends at its deadline.
-  }
+  if (peers_->closing() || peers_->lost(to)) return;
+  peers_->give_up(to, error.with_prefix("a frame of device transfers cannot be sent"));
 }
 
 void Sender::send_when_open(const WorkerInfo& to,
@@ -276,7 +247,7 @@ void Sender::send_when_open(const WorkerInfo& to,
             if (why || !transfers) return end(*waiting, why);
             // Now, so that a transfer never begins whose message does not come.
             const auto kind = waiting->in_flight.counted().kind;
-            if (kind != Counted::data && kind != Counted::frame) {
+            if (kind != Counted::reply && kind != Counted::frame) {
               transfers->begin(waiting->to, nullptr);
               return end(*waiting, why);
             }
@@ -318,8 +289,8 @@ void Sender::send_error_reply(const WorkerInfo& to,
   }
 }
 
-void Sender::check_frame(std::uint16_t kind, std::size_t bytes) const {
-  const std::size_t limit = wire::max_frame_bytes(kind, options_.max_frame_bytes);
+void Sender::check_frame(std::uint16_t kind, std::size_t bytes, const PeerLimits& limits) {
+  const std::size_t limit = wire::max_frame_bytes(kind, limits.frame_bytes);
   if (bytes > limit) {
     throw Error(ErrorCode::out_of_range, "message of " + std::to_string(bytes) +
                                              " bytes exceeds max_frame_bytes " +
@@ -327,16 +298,18 @@ void Sender::check_frame(std::uint16_t kind, std::size_t bytes) const {
   }
 }
 
-Error Sender::exceeds(std::size_t bytes) const {
-  return Error(ErrorCode::overloaded, "message of " + std::to_string(bytes) +
-                                          " bytes would exceed max_inflight_bytes " +
-                                          std::to_string(options_.max_inflight_bytes));
+void Sender::check_bytes(std::size_t bytes, const PeerLimits& limits) {
+  if (bytes > limits.bytes) {
+    throw Error(ErrorCode::overloaded, "message of " + std::to_string(bytes) +
+                                           " bytes would exceed max_inflight_bytes " +
+                                           std::to_string(limits.bytes));
+  }
 }
 
 void Sender::count(const WorkerInfo& to, const Counted& counted) {
   if (counted.kind == Counted::nothing) return;
   if (counted.kind == Counted::reply) {
-    counted.flow->add_data(counted.bytes);
+    counted.flow->replies.add(counted.bytes);
     return;
   }
   auto& queued = counted.flow->control_bytes;
@@ -353,21 +326,18 @@ void Sender::count(const WorkerInfo& to, const Counted& counted) {
 
 void Sender::end_count(const Counted& counted) noexcept {
   switch (counted.kind) {
-    case Counted::data:
-      counted.flow->reply_ended(counted.bytes);
-      [[fallthrough]];
     case Counted::reply:
-      counted.flow->data_written(counted.bytes);
+      counted.flow->replies.written(counted.bytes);
       return;
     case Counted::frame:
-      counted.flow->frame_written(counted.bytes);
+      counted.flow->frames.written(counted.bytes);
       return;
     case Counted::control:
       counted.flow->control_bytes.fetch_sub(counted.bytes);
       return;
     case Counted::request:
     case Counted::one_way:
-      counted.flow->written(counted.size());
+      counted.flow->budget.written(counted.bytes);
       return;
     default:
       return;
@@ -375,7 +345,8 @@ void Sender::end_count(const Counted& counted) noexcept {
 }
 
 void Sender::count_unsent(const Counted& counted) noexcept {
-  if (counted.kind == Counted::one_way) counted.flow->one_way_failed(counted.size());
+  if (counted.kind == Counted::one_way && counted.flow->one_way.failed(counted.bytes))
+    counted.flow->budget.give_back(counted.bytes);
   if (counted.in_sent) sent_.fetch_sub(1);
   end_count(counted);
 }
@@ -394,41 +365,39 @@ void Sender::give_up_all() {
 }
 
 void Sender::debug_info(std::map<std::string, std::int64_t>& numbers) const {
-  PeerFlow::Numbers all;
-  std::size_t control_bytes = 0;
+  std::map<std::string, std::size_t> all;
   peers_->for_each([&](const Life& life) {
-    const WorkerInfo& peer = life.info();
     const PeerFlow& flow = *life.flow;
-    const PeerFlow::Numbers each = flow.numbers();
-    const auto add = [&](const char* name, std::size_t PeerFlow::Numbers::*number) {
-      all.*number += each.*number;
-      if (each.*number != 0) {
-        numbers.emplace("rpc.peer." + peer.name + '.' + name,
-                        static_cast<std::int64_t>(each.*number));
-      }
+    const PeerBudget::Numbers budget = flow.budget.numbers();
+    const auto add = [&](const char* name, std::size_t number) {
+      all[name] += number;
+      if (number == 0) return;
+      numbers.emplace("rpc.peer." + life.info().name + '.' + name,
+                      static_cast<std::int64_t>(number));
     };
-    add("calls_sent", &PeerFlow::Numbers::calls);
-    add("calls_sent_bytes", &PeerFlow::Numbers::bytes);
-    add("calls_waiting", &PeerFlow::Numbers::waiting);
-    add("calls_waiting_bytes", &PeerFlow::Numbers::waiting_bytes);
-    add("calls_unwritten_bytes", &PeerFlow::Numbers::unwritten_bytes);
-    add("replies_unwritten_bytes", &PeerFlow::Numbers::data_bytes);
-    add("gradients_unwritten_bytes", &PeerFlow::Numbers::frame_bytes);
-    add("gradients_waiting", &PeerFlow::Numbers::waiting_frames);
-    add("gradients_waiting_bytes", &PeerFlow::Numbers::waiting_frame_bytes);
-    add("calls_held", &PeerFlow::Numbers::held_calls);
-    add("calls_held_bytes", &PeerFlow::Numbers::held_bytes);
-    control_bytes += flow.control_bytes.load();
+    add("calls_sent", budget.calls);
+    add("calls_sent_bytes", budget.bytes);
+    add("calls_waiting", budget.waiting);
+    add("calls_waiting_bytes", budget.waiting_bytes);
+    add("calls_unwritten_bytes", budget.unwritten_bytes);
+    add("replies_unwritten_bytes", flow.replies.bytes());
+    add("gradients_unwritten_bytes", flow.frames.unwritten_bytes());
+    add("gradients_waiting", flow.frames.waiting());
+    add("gradients_waiting_bytes", flow.frames.waiting_bytes());
+    add("calls_held", budget.held_calls);
+    add("calls_held_bytes", budget.held_bytes);
+    all["control_bytes"] += flow.control_bytes.load();
   });
   const auto total = [&](const char* name, std::size_t value) {
     numbers.emplace(name, static_cast<std::int64_t>(value));
   };
   total("rpc.messages_sent", sent_.load());
-  total("rpc.outgoing_bytes", all.unwritten_bytes + all.data_bytes + all.frame_bytes +
-                                  all.waiting_bytes + all.waiting_frame_bytes);
-  total("rpc.incoming_bytes", all.held_bytes);
-  total("rpc.calls_waiting", all.waiting);
-  total("rpc.control_bytes", control_bytes);
+  total("rpc.outgoing_bytes", all["calls_unwritten_bytes"] + all["replies_unwritten_bytes"] +
+                                  all["gradients_unwritten_bytes"] + all["calls_waiting_bytes"] +
+                                  all["gradients_waiting_bytes"]);
+  total("rpc.incoming_bytes", all["calls_held_bytes"]);
+  total("rpc.calls_waiting", all["calls_waiting"]);
+  total("rpc.control_bytes", all["control_bytes"]);
 }
 
 }  // namespace stitch::rpc

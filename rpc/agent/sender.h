@@ -21,15 +21,15 @@
 namespace stitch::rpc {
 
 // Sends the messages of one worker: encodes tensors, shows calls to the extensions, enforces
-// max_frame_bytes and the budgets below, counts what is in flight and passes it to the peer's
-// connection; what waits for a device is passed on later, by another thread. When a request may be
-// sent, PeerFlow says. Part of its Agent, which every message in flight keeps alive. Thread
+// the limits of its peer, counts what is in flight and passes it to the peer's connection; what
+// waits for a device is passed on later, by another thread. When a request may be sent, its caller
+// has asked PeerBudget. Part of its Agent, which every message in flight keeps alive. Thread
 // contract: any thread once start() has been called; no lock of its own.
 class Sender {
  public:
   enum class Traffic : std::uint8_t {
-    request,      // seen by extensions, counted by PeerFlow
-    reply,        // seen by extensions; PeerFlow says when: send_reply()
+    request,      // seen by extensions, counted in the peer's budget
+    reply,        // seen by extensions, never held back: send_reply()
     error_reply,  // seen by extensions, counted in the peer's control budget
     frame,        // an extension's own frames with data: send_frame()
     control,      // small frames that must arrive, counted in the peer's control budget
@@ -49,8 +49,7 @@ class Sender {
   struct Counted {
     enum Kind : std::uint8_t {
       nothing,  // a request or a frame that waits
-      reply,    // made, and not passed on yet
-      data,     // a reply that has been passed on
+      reply,
       frame,
       control,
       request,
@@ -58,10 +57,8 @@ class Sender {
     };
     PeerFlow* flow = nullptr;
     std::uint64_t bytes : 56 = 0;
-    std::uint64_t kind : 6 = nothing;
-    std::uint64_t inside : 1 = 0;
+    std::uint64_t kind : 7 = nothing;
     std::uint64_t in_sent : 1 = 0;
-    [[nodiscard]] PeerFlow::Size size() const noexcept { return {bytes, inside != 0}; }
   };
   // A counted message until finish(). If destroyed before, the message was never sent. Moved, not
   // copied.
@@ -74,13 +71,10 @@ class Sender {
     ~InFlight() {
       if (sender_) sender_->count_unsent(counted_);
     }
-    // A frame: PeerFlow has counted it.
+    // A frame: FrameQueue has counted it.
     void begun() noexcept { counted_.kind = Counted::frame; }
-    // A reply: likewise.
-    void reply_begun() noexcept { counted_.kind = Counted::data; }
-    // A request: PeerFlow has it under way.
-    void begun(const PeerFlow::Size& size, bool one_way) noexcept {
-      counted_.inside = size.inside;
+    // A request: PeerBudget has counted it as unwritten.
+    void begun(bool one_way) noexcept {
       counted_.kind = one_way ? Counted::one_way : Counted::request;
     }
     [[nodiscard]] const Counted& counted() const noexcept { return counted_; }
@@ -143,16 +137,15 @@ class Sender {
   }
   // The same with a `done` that may be empty; called once unless this throws.
   void send(const WorkerInfo& to, OutMessage&& message, Traffic traffic, transport::SendDone done);
-  // A frame, which is sent once PeerFlow has room for it. It waits for that in a queue: this thread
-  // does not. `done` (may be empty) is called once unless this throws. False: those that wait for
-  // that peer exceed half of max_inflight_bytes, this one is kept all the same, and `owner` should
-  // make no more until its own are written.
+  // A frame, which is sent once FrameQueue has room for it. It waits for that in a queue: this
+  // thread does not. `done` (may be empty) is called once unless this throws. False: those that
+  // wait for that peer exceed half of max_inflight_bytes, this one is kept all the same, and
+  // `owner` should make no more until its own are written.
   bool send_frame(const WorkerInfo& to, OutMessage&& message, transport::SendDone done,
                   const void* owner);
   // Drops the frames of `owner` that wait: their `done` gets the error `cancelled`.
   void drop_frames(const void* owner) noexcept;
-  // A reply or an error reply. A reply for which PeerFlow has no room is kept, and sent later: its
-  // call has been run, and must not fail for that. This thread does not wait.
+  // A reply or an error reply.
   void send_reply(const WorkerInfo& to, const std::shared_ptr<transport::Connection>& connection,
                   OutMessage&& message);
   // A frame of device transfers, in no budget: their protocol bounds how many wait. It counts as no
@@ -188,8 +181,8 @@ class Sender {
   void send_error_reply(const WorkerInfo& to,
                         const std::shared_ptr<transport::Connection>& connection,
                         std::uint64_t call_id, const Error& error) noexcept;
-  void check_frame(std::uint16_t kind, std::size_t bytes) const;
-  [[nodiscard]] Error exceeds(std::size_t bytes) const;
+  static void check_frame(std::uint16_t kind, std::size_t bytes, const PeerLimits& limits);
+  static void check_bytes(std::size_t bytes, const PeerLimits& limits);
   void count(const WorkerInfo& to, const Counted& counted);
   void end_count(const Counted& counted) noexcept;
   // The same, and takes it out of sent(): graceful shutdown would wait for its arrival.

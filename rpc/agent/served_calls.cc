@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "stitch/base/byte_io.h"
-#include "stitch/base/freed_memory.h"
 #include "stitch/base/name_list.h"
 #include "stitch/base/recycler.h"
 #include "stitch/rpc/agent/duration_text.h"
@@ -52,20 +51,26 @@ void ServedCalls::on_request(const std::shared_ptr<transport::Connection>& conne
   header.function_id = in.read<std::uint64_t>();
   header.time.left = in.read<std::int64_t>();
   header.time.deadline = in.read<std::int64_t>();
-  for (const auto& extension : extensions_) extension->on_receive(message);
   Life& life = sender_.life(message.from);
   const bool one_clock = life.member.same_host && connection->within_host();
   const auto call = std::allocate_shared<IncomingCall>(base::RecyclingAllocator<IncomingCall>(),
                                                        std::shared_ptr<Agent>(agent_), connection,
                                                        std::move(message), header, one_clock);
   PeerFlow& flow = *life.flow;
-  const char* const exceeded = flow.hold(call->bytes());
+  const char* const exceeded = flow.budget.hold(call->bytes());
   call->held_by(flow);
+  try {
+    for (const auto& extension : extensions_) extension->on_receive(call->message());
+  } catch (...) {
+    call->leave_unanswered();  // refuse() answers it
+    throw;
+  }
   state_.events().record_at(call->arrived(), "call received", call->caller().id.value(),
                             call->caller().epoch, call->id(), call->function_name());
   switch (table_.add(call)) {
     case IncomingTable::Added::serve:
-      if (header.time.left < 0) call->request_stop();  // likewise
+      // Its caller may have been lost before on_peer_lost() could find it.
+      if (header.time.left < 0 || life.lost.load()) call->request_stop();
       break;
     case IncomingTable::Added::cancelled:
       call->request_stop();  // it will not be run
@@ -97,26 +102,22 @@ void ServedCalls::on_request(const std::shared_ptr<transport::Connection>& conne
 }
 
 void ServedCalls::run(const std::shared_ptr<IncomingCall>& call) {
-  if (call->flow()->many_replies()) [[unlikely]] {
+  UnwrittenReplies& replies = call->flow()->replies;
+  if (replies.many()) [[unlikely]] {
     base::UniqueFunction<void()> again = [this, call] {
       dispatch(call, [this, call] { run(call); });
     };
-    if (call->flow()->park(again)) {
-      // What replies took that are written by now, not always in a form that can be used again.
-      base::return_freed_memory();
-      return;
-    }
+    if (replies.park(again)) return;
   }
   if (call->begin_turn()) call->run();
 }
 
 std::optional<Error> ServedCalls::refusal(const IncomingCall& call, const char* exceeded) const {
   if (exceeded != nullptr) {
-    return Error(
-        ErrorCode::overloaded,
-        std::string("calls waiting there exceed ") + exceeded + ' ' +
-            std::to_string(exceeded == PeerFlow::kBytesName ? options_.max_inflight_bytes
-                                                            : options_.max_inflight_calls));
+    const PeerLimits& limits = call.flow()->limits();
+    const std::size_t limit = exceeded == PeerBudget::kBytesName ? limits.bytes : limits.calls;
+    return Error(ErrorCode::overloaded, std::string("calls waiting there exceed four times ") +
+                                            exceeded + ' ' + std::to_string(limit));
   }
   if (state_.stopped() || (state_.refuses_requests() && call.caller().id != self_.id))
     return Error(ErrorCode::shutting_down, to_string(self_) + " is shutting down");
@@ -156,20 +157,21 @@ void ServedCalls::on_cancel(const InMessage& message) {
 
 void ServedCalls::on_peer_lost(const WorkerInfo& peer) {
   for (const auto& call : table_.list(peer)) call->request_stop();
+  table_.forget_cancels(peer);
 }
 
 void ServedCalls::forget(const IncomingCall& call) {
   table_.remove(call);
   if (call.flow() == nullptr || !call.one_way()) return;
-  if (const auto told = call.flow()->handled(call.bytes())) give_room(call.caller(), *told);
+  if (const auto told = call.flow()->one_way.handled(call.bytes())) give_room(call.caller(), *told);
 }
 
 void ServedCalls::on_ask_room(const InMessage& message) {
   base::ByteReader in(message.view.body(), "room");
-  give_room(message.from, sender_.flow(message.from).asked(in.read<std::uint64_t>()));
+  give_room(message.from, sender_.flow(message.from).one_way.asked(in.read<std::uint64_t>()));
 }
 
-void ServedCalls::give_room(const WorkerInfo& to, const PeerFlow::Handled& handled) noexcept {
+void ServedCalls::give_room(const WorkerInfo& to, const OneWayCredits::Handled& handled) noexcept {
   OutMessage message(wire::kGiveRoom);
   base::ByteWriter out(message.frame.body());
   out.write(handled.calls);

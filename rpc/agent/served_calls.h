@@ -74,7 +74,7 @@ class ServedCalls {
   // Runs a call whose turn has come, or keeps it while its caller does not read what it has asked
   // for.
   void run(const std::shared_ptr<IncomingCall>& call);
-  void give_room(const WorkerInfo& to, const PeerFlow::Handled& handled) noexcept;
+  void give_room(const WorkerInfo& to, const OneWayCredits::Handled& handled) noexcept;
   // " behind f() (running 5.2 s on 2 of 2 threads)": the functions that hold threads, the longest
   // first; empty where none does. What was found within the last kAgain is said again: many calls
   // that end together have one reason. On the event loop.

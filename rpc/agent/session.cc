@@ -1,10 +1,11 @@
-// One file, though long: what is sent, kept, received and acknowledged stands side by side.
+// One file, though long: what a session keeps, and what its connections send of it.
 #include "stitch/rpc/agent/session.h"
 
 #include <exception>
-#include <new>
+#include <span>
 #include <utility>
 
+#include "stitch/base/byte_io.h"
 #include "stitch/rpc/agent/kept_message.h"
 #include "stitch/rpc/message/frame_kinds.h"
 
@@ -37,6 +38,13 @@ bool concerns_one_message(const Error& error) noexcept {
   }
 }
 
+// Whether it is the frame of a request: what was withdrawn is one no more.
+bool has_time_left(const base::Bytes& frame) noexcept {
+  const auto head = transport::peek_frame(frame);
+  return head && head->kind == wire::kRequest &&
+         head->body.size() >= kTimeLeftOffset + kTimeLeftBytes;
+}
+
 }  // namespace
 
 transport::Message Session::empty_frame(std::uint16_t kind) {
@@ -49,12 +57,7 @@ Session::~Session() {
   Kept* list = nullptr;
   {
     base::MutexLock lock(mutex_);
-    for (Stream& stream : streams_) {
-      if (stream.newest == nullptr) continue;
-      stream.newest->next = list;
-      list = std::exchange(stream.first, nullptr);
-      stream.newest = nullptr;
-    }
+    list = take_all();
   }
   const Error gone(ErrorCode::shutting_down, "this worker has shut down");
   while (list != nullptr) {
@@ -103,14 +106,7 @@ void Session::send(transport::Message message, transport::SendDone done, std::ui
   }
   if (connection != nullptr) transmit(*kept, *connection);
   settle(done_with);
-  if (unconnected) {
-    try {
-      events_.on_unconnected();
-    } catch (...) {
-      // No connection is being made: the next message asks for one again.
-      fail_waiting(to_error(std::current_exception()));
-    }
-  }
+  if (unconnected) events_.on_unconnected();
   if (silent) [[unlikely]]
     close(Error(ErrorCode::overloaded, "it does not acknowledge what it is sent"));
 }
@@ -164,20 +160,18 @@ void Session::transmitted(Kept& kept, const std::optional<Error>& error) {
 void Session::refused(Kept& kept, const Error& why) {
   transport::Connection* connection = nullptr;
   ConnectionPtr alive;
-  try {
-    transport::Message skip = empty_frame(wire::kSkip);
-    bool replaced = false;
-    {
-      base::MutexLock lock(mutex_);
-      replaced = replace(kept, skip);
-      const Kept* const unsent = streams_[kept.stream].unsent;
-      if (replaced && (unsent == nullptr || unsent->number > kept.number))
-        connection = in_use(alive);
-    }
-    if (!replaced) throw Error(why);
+  transport::Message skip = empty_frame(wire::kSkip);
+  bool replaced = false;
+  {
+    base::MutexLock lock(mutex_);
+    replaced = replace(kept, skip);
+    const Kept* const unsent = streams_[kept.stream].unsent;
+    if (replaced && (unsent == nullptr || unsent->number > kept.number)) connection = in_use(alive);
+  }
+  if (replaced) {
     tell(kept, why);
-  } catch (...) {
-    close(to_error(std::current_exception()));
+  } else {
+    close(why);
   }
   if (connection != nullptr) return transmit(kept, *connection);
   release(kept);
@@ -301,12 +295,7 @@ bool Session::received_one() {
 void Session::acknowledge() {
   free_acknowledged();
   if (told_.load(std::memory_order_relaxed) >= received_sum()) return;
-  transport::Message message;
-  try {
-    message = empty_frame(wire::kReceived);
-  } catch (const std::bad_alloc&) {
-    return;  // what is sent next says it, too
-  }
+  transport::Message message = empty_frame(wire::kReceived);
   transport::Connection* connection = nullptr;
   ConnectionPtr alive;
   {
@@ -353,14 +342,24 @@ void Session::acknowledged(std::size_t stream, std::uint64_t number) {
     known.store(number, std::memory_order_relaxed);
     return;
   }
-  Kept* done_with = nullptr;
   {
     base::MutexLock lock(mutex_);
     if (number > known.load(std::memory_order_relaxed))
       known.store(number, std::memory_order_relaxed);
-    done_with = take_acknowledged();
   }
-  settle(done_with);
+  free_acknowledged();
+}
+
+Session::Kept* Session::take_all() {
+  Kept* list = nullptr;
+  Kept** end = &list;
+  for (Stream& stream : streams_) {
+    *end = stream.first;
+    if (stream.newest != nullptr) end = &stream.newest->next;
+    stream.first = stream.newest = stream.unsent = nullptr;
+  }
+  kept_messages_ = kept_bytes_ = 0;
+  return list;
 }
 
 Session::Kept* Session::take_acknowledged() {
@@ -399,6 +398,237 @@ void Session::settle(Kept* list) {
     tell(kept, std::nullopt);
     release(kept);
   }
+}
+
+// ---- its connections
+
+void Session::attach(const ConnectionPtr& connection, std::uint64_t generation,
+                     const Received& received_by_peer) {
+  ConnectionPtr former;
+  {
+    base::MutexLock lock(mutex_);
+    if (ended_ || generation <= generation_) return;
+    for (std::size_t i = 0; i < kStreams; ++i) {
+      if (received_by_peer[i] > streams_[i].last)
+        throw Error(ErrorCode::protocol, "it acknowledges message " +
+                                             std::to_string(received_by_peer[i]) +
+                                             ", which it was not sent");
+    }
+    if (first_ == nullptr) first_ = connection;
+    ++connections_;
+    generation_ = generation;
+    usable_ = false;
+    within_host_.store(connection->within_host(), std::memory_order_relaxed);
+    former = std::exchange(current_, connection);
+    first_in_use_.store(current_ == first_ ? first_.get() : nullptr, std::memory_order_release);
+    for (std::size_t i = 0; i < kStreams; ++i) {
+      if (received_by_peer[i] > acknowledged_[i].load())
+        acknowledged_[i].store(received_by_peer[i]);
+      streams_[i].unsent = streams_[i].first;
+    }
+  }
+  send_kept(generation);
+}
+
+void Session::send_kept(std::uint64_t generation) {
+  constexpr std::size_t kBatch = 256;
+  struct ToSend {
+    Kept* kept;
+    bool first;
+  };
+  std::array<ToSend, kBatch> batch;
+  for (;;) {
+    std::size_t count = 0;
+    Kept* done_with = nullptr;
+    ConnectionPtr connection;
+    {
+      base::MutexLock lock(mutex_);
+      connection = current_;
+      if (ended_ || generation_ != generation || connection == nullptr) return;
+      done_with = take_acknowledged();
+      for (Stream& stream : streams_) {
+        while (stream.unsent != nullptr && count < kBatch) {
+          Kept& kept = *stream.unsent;
+          stream.unsent = kept.next;
+          kept.state.fetch_add(1, std::memory_order_relaxed);
+          const bool first = !std::exchange(kept.sent, true);
+          resent_ += first ? 0 : 1;
+          batch[count++] = {&kept, first};
+        }
+      }
+      usable_ = count == 0;
+    }
+    settle(done_with);
+    if (count == 0) break;
+    for (const ToSend& each : std::span(batch).first(count)) {
+      if (each.kept->call_id == 0) {
+        transmit(*each.kept, *connection);
+      } else {
+        transmit_request(*each.kept, each.first, *connection);
+      }
+    }
+  }
+  // What came meanwhile could not be acknowledged.
+  acknowledge();
+}
+
+bool Session::lists(const Kept& kept) const {
+  const Kept* const first = streams_[kept.stream].first;
+  return first != nullptr && first->number <= kept.number;
+}
+
+void Session::transmit_request(Kept& kept, bool first, transport::Connection& connection) {
+  const auto deadline = events_.deadline(kept.call_id);
+  if (first && !deadline) withdraw_unwanted(kept);
+  const TimeLeft left = time_left(deadline);
+  if (!has_time_left(kept.message.frame) || change_time_left(kept, left))
+    return transmit(kept, connection);
+  // The former connection may not have let go of it yet.
+  base::Bytes copy;
+  copy.append(kept.message.frame.data(), kept.message.frame.size());
+  put_time_left(copy, left);
+  transmit(kept, std::move(copy), connection);
+}
+
+bool Session::change_time_left(Kept& kept, const TimeLeft& time) {
+  base::MutexLock lock(mutex_);
+  // As in replace(): only the list and the caller hold it.
+  if (!lists(kept) || kept.holders() != 2) return false;
+  put_time_left(kept.message.frame, time);
+  return true;
+}
+
+void Session::withdraw_unwanted(Kept& kept) {
+  transport::Message skip = empty_frame(wire::kSkip);
+  bool replaced = false;
+  {
+    base::MutexLock lock(mutex_);
+    replaced = replace(kept, skip);
+  }
+  if (replaced)
+    tell(kept, Error(ErrorCode::cancelled, "it was not wanted any more before it was sent"));
+}
+
+void Session::beat(std::uint64_t digest) noexcept {
+  if (beat_under_way_.exchange(true)) return;
+  transport::FrameBuilder frame(wire::kHeartbeat);
+  base::ByteWriter(frame.body()).write(digest);
+  frame.end_body();
+  transport::Message message = std::move(frame).finish();
+  transport::Connection* connection = nullptr;
+  ConnectionPtr alive;
+  {
+    base::MutexLock lock(mutex_);
+    if (usable_ && !ended_) {
+      connection = in_use(alive);
+      transport::FrameNumbers numbers;
+      numbers.received = received();
+      told_.store(numbers.received[0] + numbers.received[1], std::memory_order_relaxed);
+      transport::put_numbers(message.frame, numbers);
+    }
+  }
+  if (connection == nullptr) return beat_under_way_.store(false);
+  connection->send(std::move(message),
+                   [this](const std::optional<Error>&) { beat_under_way_.store(false); });
+}
+
+void Session::detach(const ConnectionPtr& connection) {
+  ConnectionPtr former;
+  base::MutexLock lock(mutex_);
+  if (current_ != connection) return;
+  former = std::exchange(current_, nullptr);
+  first_in_use_.store(nullptr, std::memory_order_release);
+  usable_ = false;
+  for (Stream& stream : streams_) stream.unsent = stream.first;
+}
+
+void Session::fail_waiting(const Error& why) {
+  Kept* list = nullptr;
+  {
+    base::MutexLock lock(mutex_);
+    if (generation_ != 0 || ended_) return;
+    list = take_all();
+    streams_ = {};
+    for (auto& last : last_sent_) last.store(0);
+  }
+  while (list != nullptr) {
+    Kept& kept = *std::exchange(list, list->next);
+    kept.message = {};
+    tell(kept, why);
+    release(kept);
+  }
+}
+
+void Session::end(const Error& reason, const Error& later) {
+  Kept* list = nullptr;
+  ConnectionPtr former;
+  {
+    base::MutexLock lock(mutex_);
+    if (ended_) return;
+    ended_ = later;
+    end_reason_ = reason;
+    usable_ = false;
+    former = std::exchange(current_, nullptr);
+    first_in_use_.store(nullptr, std::memory_order_release);
+    list = take_all();
+  }
+  // What a transport holds may still be passed on: it tells, as the last holder.
+  while (list != nullptr) release(*std::exchange(list, list->next));
+}
+
+Session::Statistics Session::statistics() const {
+  base::MutexLock lock(mutex_);
+  return {connections_ == 0 ? 0 : connections_ - 1,
+          resent_,
+          duplicates_.load(std::memory_order_relaxed),
+          kept_messages_,
+          kept_bytes_,
+          streams_[0].last + streams_[1].last,
+          sent_bytes_,
+          received_sum(),
+          received_bytes_.load(std::memory_order_relaxed)};
+}
+
+bool Session::awaits(Unacknowledged what) const {
+  base::MutexLock lock(mutex_);
+  constexpr std::size_t kLargeStream = 1;
+  for (std::size_t i = what == Unacknowledged::large ? kLargeStream : 0; i < kStreams; ++i) {
+    // What has been acknowledged may still be in the list.
+    const Kept* const newest = streams_[i].newest;
+    if (newest != nullptr && newest->number > acknowledged_[i].load()) return true;
+  }
+  return false;
+}
+
+// ---- as a Connection
+
+const transport::Hello& Session::peer() const {
+  static const transport::Hello kNone;
+  base::MutexLock lock(mutex_);
+  return first_ == nullptr ? kNone : first_->peer();
+}
+
+Session::ConnectionPtr Session::current() const {
+  base::MutexLock lock(mutex_);
+  return current_;
+}
+
+bool Session::defer(transport::DeferredWork& work) {
+  if (auto* const first = first_in_use_.load(std::memory_order_acquire)) return first->defer(work);
+  const ConnectionPtr connection = current();
+  return connection != nullptr && connection->defer(work);
+}
+
+void Session::blocking_work_done() {
+  if (auto* const first = first_in_use_.load(std::memory_order_acquire))
+    return first->blocking_work_done();
+  const ConnectionPtr connection = current();
+  if (connection != nullptr) connection->blocking_work_done();
+}
+
+std::string Session::describe() const {
+  const ConnectionPtr connection = current();
+  return connection != nullptr ? connection->describe() : "session without a connection";
 }
 
 }  // namespace stitch::rpc

@@ -86,8 +86,7 @@ class Session final : public transport::Connection {
   void send(transport::Message message, transport::SendDone done) override {
     send(std::move(message), std::move(done), 0);
   }
-  // `call_id` as in PeerTable::send. Throws std::bad_alloc where the message cannot be kept: then
-  // nothing has been sent, and `done` is not called.
+  // `call_id` as in PeerTable::send.
   void send(transport::Message message, transport::SendDone done, std::uint64_t call_id)
       STITCH_EXCLUDES(mutex_);
 
@@ -169,6 +168,9 @@ class Session final : public transport::Connection {
     if (current_ != first_) alive = current_;
     return current_.get();
   }
+  [[nodiscard]] ConnectionPtr current() const STITCH_EXCLUDES(mutex_);
+  // Takes out all that is kept.
+  [[nodiscard]] Kept* take_all() STITCH_REQUIRES(mutex_);
   // Takes out what the peer has received; settle() ends it, without the lock.
   [[nodiscard]] Kept* take_acknowledged() STITCH_REQUIRES(mutex_);
   void settle(Kept* list) STITCH_EXCLUDES(mutex_);

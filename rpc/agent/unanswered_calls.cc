@@ -18,26 +18,19 @@ bool OutgoingCalls::abandon_call(std::uint64_t call_id) {
 
 // Whether it had been sent.
 bool OutgoingCalls::leave_flow(OutstandingCall& call) noexcept {
-  if (call.share) {
-    call.begun = true;
-    call.share.end();
-    return true;
-  }
-  call.flow->drop(call.id);
-  return false;
+  if (!call.begun) call.budget->drop(call.id);
+  call.room.end();
+  return call.begun;
 }
 
 void OutgoingCalls::on_peer_lost(const WorkerInfo& peer, const Error& reason) {
-  PeerFlow& flow = sender_.flow(peer);
-  table_.end_all(
-      &peer, [&]() noexcept { flow.give_up(); },
-      [&](const OutstandingCall& call) {
-        note("call failed: peer lost", call);
-        complete_with_error(call, [&] {
-          return about(call, Error(ErrorCode::disconnected, ""),
-                       std::string("failed: the worker is gone: ") + reason.what());
-        });
-      });
+  const auto calls = table_.take_all(&peer);
+  sender_.flow(peer).give_up();
+  for (const OutstandingCall& call : calls) {
+    note("call failed: peer lost", call);
+    complete_with_error(call, about(call, Error(ErrorCode::disconnected, ""),
+                                    std::string("failed: the worker is gone: ") + reason.what()));
+  }
 }
 
 std::uint64_t OutgoingCalls::unhandled() {
@@ -45,22 +38,19 @@ std::uint64_t OutgoingCalls::unhandled() {
   peers_->for_each([&](const Life& life) {
     if (peers_->lost(life.info())) return;
     PeerFlow& flow = sender_.flow(life.info());
-    ask_room(life.info(), flow.to_ask());
-    const auto numbers = flow.numbers();
+    ask_room(life.info(), flow.one_way.to_ask());
+    const auto numbers = flow.budget.numbers();
     pending += numbers.calls + numbers.waiting;
   });
   return pending;
 }
 
 void OutgoingCalls::stop() {
-  table_.end_all(
-      nullptr, [&] { sender_.give_up_all(); },
-      [&](const OutstandingCall& call) {
-        complete_with_error(call, [&] {
-          return about(call, Error(ErrorCode::shutting_down, ""),
-                       "failed: this worker is shutting down");
-        });
-      });
+  const auto calls = table_.take_all(nullptr);
+  sender_.give_up_all();
+  for (const OutstandingCall& call : calls)
+    complete_with_error(call, about(call, Error(ErrorCode::shutting_down, ""),
+                                    "failed: this worker is shutting down"));
 }
 
 void OutgoingCalls::expire() {
@@ -79,9 +69,8 @@ void OutgoingCalls::expire() {
   base::UniqueFunction<void()> complete = [this, alive = std::shared_ptr<Runtime>(owner_),
                                            calls = std::move(expired.calls)] {
     for (const OutstandingCall& call : calls) {
-      complete_with_error(call, [&] {
-        return about(call, Error(ErrorCode::timeout, ""), timed_out_after(call) + known_of(call));
-      });
+      complete_with_error(call, about(call, Error(ErrorCode::timeout, ""),
+                                      timed_out_after(call) + known_of(call)));
     }
     completing_.fetch_sub(1);
   };

@@ -4,19 +4,12 @@
 #include <utility>
 
 #include "stitch/base/patience.h"
-#include "stitch/rpc/message/precedence.h"
 
 namespace stitch::rpc {
 
 DepartingAttachments::~DepartingAttachments() {
   if (!attachments_.empty())
     tell(Error(ErrorCode::cancelled, "the message was dropped before it was sent"));
-}
-
-Precedence DepartingAttachments::precedence() const {
-  Precedence precedence;
-  for (const auto& each : attachments_) each->add_precedence(precedence);
-  return precedence;
 }
 
 void DepartingAttachments::tell(const std::optional<Error>& error) noexcept {

@@ -18,7 +18,6 @@
 namespace stitch::rpc {
 
 class ArrivedMemory;
-struct Precedence;
 
 // What a layer above attaches to a message: to an outgoing one between encoding and sending, to an
 // incoming one until its handling is complete (its handler has replied, its arguments are
@@ -26,9 +25,6 @@ struct Precedence;
 class Attachment {
  public:
   virtual ~Attachment() = default;
-  // Outgoing requests only, after on_send() and before the request begins: adds what is to begin
-  // before it and after it, if one of them has to wait.
-  virtual void add_precedence(Precedence& precedence) const {}
   // Outgoing requests only: nothing keeps the request from being sent any more. May write into its
   // frame what on_send() has left open. At most once, before on_sent().
   virtual void on_begin(base::Bytes& frame) noexcept {}
@@ -52,8 +48,6 @@ class DepartingAttachments {
   DepartingAttachments(DepartingAttachments&&) noexcept = default;
   DepartingAttachments& operator=(DepartingAttachments&&) = delete;
   ~DepartingAttachments();
-  // What add_precedence() of each says.
-  [[nodiscard]] Precedence precedence() const;
   // Calls on_begin() of each.
   void begin(base::Bytes& frame) noexcept {
     for (const auto& each : attachments_) each->on_begin(frame);
@@ -102,7 +96,7 @@ struct OutMessage {
   }
   std::vector<std::unique_ptr<Attachment>> attachments;
   bool refuse_when_full = false;  // a request: not made where it would wait for room
-  bool ahead = false;  // a small request, not behind calls of the program that wait for room
+  bool ahead = false;             // a small request, which does not wait for room
 };
 
 // Where a tensor of a received message was put, and where it was at its sender. Only for tensors

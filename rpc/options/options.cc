@@ -15,6 +15,7 @@
 #include "stitch/base/name_list.h"
 #include "stitch/base/parse_duration.h"
 #include "stitch/rpc/gpu/device_map.h"
+#include "stitch/rpc/message/peer_limits.h"
 #include "stitch/rpc/message/worker_info.h"
 #include "stitch/rpc/options/launcher.h"
 #include "stitch/rpc/options/security_options.h"
@@ -371,11 +372,10 @@ Options resolve_options(Options options) {
   }
   options.init_timeout =
       std::min<std::chrono::nanoseconds>(options.init_timeout, std::chrono::hours(24 * 365));
-  constexpr std::size_t kMaxInflightCalls = std::size_t{1} << 20;
   constexpr std::size_t kMaxInlineBytes = std::size_t{1} << 20;
   if (options.inline_bytes > kMaxInlineBytes)
     refuse("inline_bytes", std::to_string(options.inline_bytes), "sizes up to 1MiB");
-  if (options.max_inflight_calls < 1 || options.max_inflight_calls > kMaxInflightCalls)
+  if (options.max_inflight_calls < 1 || options.max_inflight_calls > rpc::PeerLimits::kMaxCalls)
     refuse("max_inflight_calls", std::to_string(options.max_inflight_calls), "1 to 1048576");
   if (options.max_inflight_bytes < 1)
     refuse("max_inflight_bytes", "0", "sizes from 1 byte on: with none, no call could be made");

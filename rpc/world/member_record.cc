@@ -89,7 +89,8 @@ MemberRecord describe_this_worker(const Options& options) {
       host_token(),
       memory_token(options),
       prefers_memory(options),
-      {cuda_device_count(), parse_device_maps(options.device_maps), TensorTransfers::possible()}};
+      {cuda_device_count(), parse_device_maps(options.device_maps), TensorTransfers::possible()},
+      {options.max_inflight_bytes, options.max_inflight_calls, options.max_frame_bytes}};
 }
 
 bool on_same_host(const MemberRecord& self, const MemberRecord& other) {

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "stitch/rpc/gpu/device_map.h"
+#include "stitch/rpc/message/peer_limits.h"
 #include "stitch/rpc/options/options.h"
 
 namespace stitch::rpc {
@@ -23,6 +24,7 @@ struct MemberRecord {
   std::string memory;           // equal for workers that can meet over shared memory; empty: cannot
   bool prefers_memory = false;  // to any transport but loopback within a process
   WorkerDevices devices{};
+  PeerLimits limits{};  // those that it sets
 
   [[nodiscard]] std::string encode() const;
   // Throws Error(protocol) when `text` is not a record.

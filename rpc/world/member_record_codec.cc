@@ -44,6 +44,19 @@ WorkerDevices read_devices(base::ByteReader& in) {
   return devices;
 }
 
+PeerLimits read_limits(base::ByteReader& in) {
+  // As Options has them: a peer that took nothing at all would end what must arrive.
+  constexpr std::size_t kLeastFrame = 4096;
+  PeerLimits limits;
+  limits.bytes = in.read<std::uint64_t>();
+  limits.calls = in.read<std::uint64_t>();
+  limits.frame_bytes = in.read<std::uint64_t>();
+  if (limits.bytes < 1 || limits.calls < 1 || limits.calls > PeerLimits::kMaxCalls ||
+      limits.frame_bytes < kLeastFrame)
+    throw Error(ErrorCode::protocol, "member entry has limits that no worker can set");
+  return limits;
+}
+
 }  // namespace
 
 std::string MemberRecord::encode() const {
@@ -68,6 +81,9 @@ std::string MemberRecord::encode() const {
       out.write_string(entry.destination_text());
     }
   }
+  out.write(std::uint64_t{limits.bytes});
+  out.write(std::uint64_t{limits.calls});
+  out.write(std::uint64_t{limits.frame_bytes});
   return std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size());
 }
 
@@ -83,6 +99,7 @@ MemberRecord MemberRecord::decode(const std::string& text) {
   record.memory = in.read_string();
   record.prefers_memory = in.read<std::uint8_t>() != 0;
   record.devices = read_devices(in);
+  record.limits = read_limits(in);
   in.expect_end();
   return record;
 }

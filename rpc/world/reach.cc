@@ -66,7 +66,7 @@ bool Reach::by_loopback(const MemberRecord& other) const {
 Member Reach::see(const MemberCard& card) const {
   const MemberRecord record = MemberRecord::decode(card.record);
   const bool near = by_loopback(record);
-  Member member{card.info, {}, record.devices, on_same_host(self_, record)};
+  Member member{card.info, {}, record.devices, on_same_host(self_, record), record.limits};
   for (const auto& address : card.addresses) {
     const bool usable =
         address.starts_with("loopback:") ? near : !near && within_reach(address, self_, record);

@@ -5,6 +5,7 @@
 
 #include <future>
 
+#include "stitch/base/callback_scope.h"
 #include "stitch/rpc/gpu/device_bridge.h"
 #include "tests/gpu/double_torch_device.h"
 #include "tests/support/no_more_threads.h"
@@ -22,6 +23,7 @@ using stitch::Options;
 using stitch::rpc_async;
 using stitch::rpc_sync;
 using stitch::WorkerInfo;
+using stitch::rpc::PeerBudget;
 using stitch::rpc::PeerFlow;
 using stitch::rpc::TransferSection;
 using stitch::testing::Cluster;
@@ -120,14 +122,17 @@ class DirectBounds : public ::testing::Test {
           << i;
     }
   }
-  // Calls of a tensor that is made later: those whose tensors worker 1 has no place for are refused
-  // before.
+  // Calls, as of a handler, of a tensor that is made later: those that exceed four budgets are
+  // refused before.
   static void expect_refused(Cluster& cluster, int made, int refused, const char* limit) {
     const int gate = fake::gpu().make_gate();
     const at::Tensor tensor = cuda(0, 1);
     fake::fill_later(tensor, 7, gate);
     std::vector<Future<at::Tensor>> calls;
+    std::optional<stitch::base::CallbackScope> handler;
+    handler.emplace();
     for (int i = 0; i < made; ++i) calls.push_back(rpc_async<same>("worker1", tensor));
+    handler.reset();
     int failed = 0;
     EXPECT_TRUE(eventually([&] {
       failed = 0;
@@ -160,7 +165,7 @@ TEST_F(DirectBounds, RequestsThatAreRefusedForTheirNumberLeaveNothingBehind) {
       maps(options);
       if (options.rank == 1) options.max_inflight_calls = 1;
     });
-    expect_refused(cluster, 5, 3, "max_inflight_calls");
+    expect_refused(cluster, 6, 2, "max_inflight_calls 1");
     EXPECT_TRUE(holds(rpc_sync<twice>("worker1", cuda(0, 4)), 8));
   }
 }
@@ -170,7 +175,7 @@ TEST_F(DirectBounds, RequestsCountWhatComesBesideThem) {
     maps(options);
     if (options.rank == 1) options.max_inflight_bytes = 2 * kMegabyte;
   });
-  expect_refused(cluster, 5, 3, "max_inflight_bytes");
+  expect_refused(cluster, 10, 2, "max_inflight_bytes 2097152");
   EXPECT_TRUE(holds(rpc_sync<twice>("worker1", cuda(0, 4)), 8));
 }
 
@@ -183,24 +188,6 @@ TEST_F(DirectBounds, OneWayRequestsGiveBackWhatCameBesideThem) {
   for (int i = 0; i < kCalls; ++i)
     stitch::notify<take>({.to = "worker1", .timeout = 10s}, cuda(0, 4));
   EXPECT_TRUE(eventually([&] { return taken == kCalls; }));
-  expect_nothing_left(cluster);
-}
-
-TEST_F(DirectBounds, OneWayRequestsThatAreRefusedGiveTheirRoomBack) {
-  Cluster cluster(2, [](Options& options) {
-    maps(options);
-    options.max_inflight_calls = options.rank == 0 ? 4 : 1;
-  });
-  for (int round = 0; round < 3; ++round) {
-    const int gate = fake::gpu().make_gate();
-    const at::Tensor tensor = cuda(0, 1);
-    fake::fill_later(tensor, 7, gate);
-    for (int i = 0; i < 4; ++i) stitch::notify<take>({.to = "worker1", .timeout = 10s}, tensor);
-    // No event tells that a one-way call was dropped.
-    std::this_thread::sleep_for(20ms);
-    fake::gpu().open_gate(gate);
-  }
-  EXPECT_TRUE(eventually([&] { return taken >= 2; }));
   expect_nothing_left(cluster);
 }
 
@@ -272,12 +259,10 @@ TEST(TransferCounts, OfLargeTensorsAreHalfOfTheLimitAtMost) {
   EXPECT_EQ(flow.counted(5 * kMegabyte, 100), 5 * kMegabyte);
   EXPECT_EQ(flow.counted_data(100, 100 * kMegabyte), 4 * kMegabyte);
   EXPECT_EQ(flow.counted_data(8 * kMegabyte, 1), 8 * kMegabyte);
-  // Two of a handler at once, and results beside others.
-  const PeerFlow::Size size{flow.counted(100, 100 * kMegabyte), true};
-  EXPECT_TRUE(flow.try_begin(size));
-  EXPECT_TRUE(flow.try_begin(size));
-  flow.add_data(3 * kMegabyte);
-  flow.add_data(flow.counted_data(100, 100 * kMegabyte));
+  // Two at once.
+  const std::size_t bytes = flow.counted(100, 100 * kMegabyte);
+  EXPECT_TRUE(flow.budget.try_take(bytes, PeerBudget::Caller::program));
+  EXPECT_TRUE(flow.budget.try_take(bytes, PeerBudget::Caller::program));
   PeerFlow tiny({100, 100});
   EXPECT_EQ(tiny.counted(50, 1000), 50u);
 }

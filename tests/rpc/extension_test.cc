@@ -31,6 +31,7 @@ struct Steering {
   std::atomic<bool> refuses{false};                  // throws for them
   std::atomic<std::size_t> adds{0};                  // bytes of a section to them
   std::atomic<std::uint16_t> runs_out_of_memory{0};  // when a message of that kind arrives
+  std::atomic<bool> loses_callers{false};            // when a request arrives
   std::atomic<int> made{0};
   std::atomic<int> sent{0};
   std::atomic<int> unsent{0};
@@ -50,7 +51,7 @@ class Noted final : public stitch::rpc::Attachment {
 
 class TestExtension final : public stitch::rpc::Extension {
  public:
-  explicit TestExtension(Agent& agent) {
+  explicit TestExtension(Agent& agent) : agent_(agent) {
     agent.set_frame_handler(kTestFrame, [](const InMessage&) {
       if (steering != nullptr) ++steering->frames;
     });
@@ -68,12 +69,18 @@ class TestExtension final : public stitch::rpc::Extension {
     if (steering->refuses) throw Error(ErrorCode::invalid_argument, "refused by an extension");
   }
   void on_receive(InMessage& message) override {
-    if (steering != nullptr && message.view.kind() == steering->runs_out_of_memory)
-      throw std::bad_alloc();
+    if (steering == nullptr) return;
+    if (message.view.kind() == steering->runs_out_of_memory) throw std::bad_alloc();
+    if (message.view.kind() == stitch::rpc::wire::kRequest && steering->loses_callers)
+      agent_.peers().end(message.from, Error(ErrorCode::disconnected, "the test says so"), false,
+                         true);
   }
   void on_peer_lost(const WorkerInfo&, const Error&) override {
     if (steering != nullptr) ++steering->losses;
   }
+
+ private:
+  Agent& agent_;
 };
 
 [[maybe_unused]] const int registered =
@@ -294,6 +301,35 @@ TEST_F(Extensions, ARequestOrReplyThatCannotBeHandledFailsItsOwnCallOnly) {
     EXPECT_EQ(stitch::rpc_sync<same>("worker1", 2), 2);
   }
   EXPECT_EQ(steering_.losses, 0);
+}
+
+TEST_F(Extensions, AOneWayCallThatFailsBeforeItRunsGivesItsRoomBack) {
+  Cluster cluster(2);
+  steering_.runs_out_of_memory = stitch::rpc::wire::kRequest;
+  for (int i = 0; i < 100; ++i) stitch::notify<same>("worker1", i);
+  EXPECT_TRUE(
+      eventually([&] { return cluster[1].debug_info().at("rpc.messages_received") >= 100; }));
+  steering_.runs_out_of_memory = 0;
+  const auto agent = cluster[0].agent();
+  const auto& to = agent->peers().find("worker1");
+  // It asks for the room.
+  EXPECT_TRUE(eventually([&] { return agent->outgoing_calls().unhandled() == 0; }));
+  EXPECT_EQ(agent->sender().flow(to).budget.numbers().bytes, 0U);
+}
+
+std::atomic<int> runs{0};
+void count_run() { ++runs; }
+
+// Nothing else would stop the handler: no CANCEL comes from a caller that is lost.
+TEST_F(Extensions, ARequestThatArrivesWhileItsCallerIsLostIsNotRun) {
+  Cluster cluster(2);
+  runs = 0;
+  steering_.loses_callers = true;
+  const auto call = stitch::rpc_async<count_run>({.to = "worker1", .timeout = 0s});
+  EXPECT_EQ(error_of([&] { call.get(); }).code(), ErrorCode::disconnected);
+  EXPECT_TRUE(eventually([&] { return cluster[1].debug_info().at("rpc.calls_served") == 0; }));
+  EXPECT_EQ(runs, 0);
+  for (int rank = 0; rank < 2; ++rank) cluster[rank].shutdown({.graceful = false});
 }
 
 }  // namespace

@@ -93,6 +93,27 @@ TEST_F(Pipelining, AChainCostsItsCallerOneMessageEachAndTheDataGoesDirectly) {
   EXPECT_EMPTY_TABLES(cluster);
 }
 
+TEST_F(Pipelining, RemoteReturnsOnceItsRequestHasBegun) {
+  Cluster cluster(2, [](Options& options) { options.max_inflight_calls = 1; });
+  {
+    const auto under_way = rpc_async<&beyond_the_gate>("worker1", 7);
+    std::atomic<bool> made{false};
+    std::optional<RRef<int>> object;
+    std::jthread thread([&] {
+      const WorkerScope scope(cluster[0]);
+      object = remote<&one_more>("worker1", 1);
+      made = true;
+    });
+    EXPECT_TRUE(eventually([&] { return cluster[0].debug_info().at("rpc.calls_waiting") == 1; }));
+    EXPECT_FALSE(made);
+    gate.open();
+    thread.join();
+    EXPECT_EQ(object->to_here(), 2);
+    EXPECT_EQ(under_way.get(), 7);
+  }
+  EXPECT_EMPTY_TABLES(cluster);
+}
+
 TEST_F(Pipelining, ACalleeWithOneThreadServesOthersWhileItWaitsForArguments) {
   Cluster cluster(3, [](Options& options) { options.num_threads = 1; });
   {

@@ -313,10 +313,9 @@ TEST(RRefErrors, CallsThroughAReferenceThatAsksForItAreRefusedAtOnceWhereItsOwne
     EXPECT_EQ(refused.code(), ErrorCode::overloaded);
     expect_in(refused, "was not made: 1 calls of ");
   }
-  auto waits = refusing.with_when_full(WhenFull::wait).rpc_async<&Tally::add>(1);
   gate.open();
   EXPECT_EQ(first.to_here(), 3);
-  EXPECT_EQ(waits.get(), 1);
+  EXPECT_EQ(refusing.with_when_full(WhenFull::wait).rpc_sync<&Tally::add>(1), 1);
   gate.close();
 }
 

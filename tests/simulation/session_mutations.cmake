@@ -19,9 +19,7 @@ stitch_mutated_copy(session rpc/agent/session.cc
     skip = std::move(nothing).finish();
   }
 @]]  # where a message was withdrawn
-  [[    if (!replaced) throw Error(why);]] [[    if (!replaced && !mistake("reports_what_may_arrive")) throw Error(why);]])  # as refused, though another connection has it
-
-stitch_mutated_copy(session rpc/agent/session_connections.cc
+  [[  if (replaced) {]] [[  if (replaced || mistake("reports_what_may_arrive")) {]]  # as refused, though another connection has it
   [[      streams_[i].unsent = streams_[i].first;]]
     [[      Kept* next = streams_[i].first;
       if (mistake("does_not_send_again"))
@@ -30,7 +28,9 @@ stitch_mutated_copy(session rpc/agent/session_connections.cc
   [[      usable_ = count == 0;]] [[      usable_ = count == 0 || mistake("lets_others_overtake");]]  # what is being sent again
   [[  if (!has_time_left(kept.message.frame) ||]]
     [[  if (mistake("says_the_old_time") || !has_time_left(kept.message.frame) ||]]  # in a request that is sent again
-  [[    if (replaced) tell(kept, why);]] [[    if (replaced || mistake("reports_too_early")) tell(kept, why);]]  # that a message was withdrawn, though another connection has it
+  [[  if (replaced)
+]] [[  if (replaced || mistake("reports_too_early"))
+]]  # that a message was withdrawn, though another connection has it
   [[  while (list != nullptr) release(*std::exchange(list, list->next));]]
     [[  while (list != nullptr) {
     Kept& kept = *std::exchange(list, list->next);
