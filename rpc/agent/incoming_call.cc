@@ -156,6 +156,7 @@ void IncomingCall::run(void* object) {
 }
 
 void IncomingCall::run_keeping(void* object, KeepResult sink) {
+  keeps_ = true;
   try {
     prepare();
   } catch (...) {
@@ -165,7 +166,6 @@ void IncomingCall::run_keeping(void* object, KeepResult sink) {
   }
   const ExecutionContextScope scope(context_);
   const Running running(*this);
-  keeps_ = true;
   others_poll();  // what waits for the object may run here after the answer
   if (context_.streams) [[unlikely]]
     sink = keep_when_done(std::move(sink));
@@ -230,27 +230,14 @@ void IncomingCall::hold_until_done() noexcept {
 }
 
 void IncomingCall::request_stop() {
-  if (auto source = stop_->raise()) agent_->run_stop(std::move(*source));
-  give_up_work();
+  detail::ToStop more;
+  stop_->request(agent_, more, !keeps_ || answered_);
+  detail::FutureStateBase::stop(std::move(more));
   drop();
 }
 
-void IncomingCall::stops_with(std::weak_ptr<AwaitedWork> work) {
-  {
-    base::MutexLock lock(work_mutex_);
-    work_ = std::move(work);
-  }
-  if (stop_->requested()) give_up_work();  // request_stop() may have been too early
-}
-
-void IncomingCall::give_up_work() {
-  std::shared_ptr<AwaitedWork> work;
-  {
-    base::MutexLock lock(work_mutex_);
-    work = work_.lock();
-    if (!work || (keeps_ && !answered_.load()) || std::exchange(work_given_up_, true)) return;
-  }
-  work->give_up();
+void IncomingCall::stops_with(const std::shared_ptr<detail::FutureStateBase>& state) {
+  if (stop_->awaits(state)) detail::FutureStateBase::stop({state});
 }
 
 void IncomingCall::await_turn() {

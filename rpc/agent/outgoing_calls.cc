@@ -118,7 +118,7 @@ std::uint64_t OutgoingCalls::start_call(const WorkerInfo& to, std::string_view f
                        &sender_.flow(to)};
   const bool limited = call.deadline != Clock::time_point::max();
   call.made = limited ? call.deadline - timeout : Clock::now();
-  if (const auto& stop = ExecutionContext::current().stop) call.under = stop->outermost();
+  if (const auto& stop = ExecutionContext::current().stop) call.under = stop->call();
   const auto was_not_made = [&call] {
     complete_with_error(call, [&] {
       const Error error = to_error(std::current_exception());

@@ -3,15 +3,10 @@
 #include <exception>
 #include <utility>
 
-#include "stitch/rpc/future/execution_context.h"
-
 namespace stitch::rpc {
 
-void StopCallbacks::run(std::stop_source source) {
+void StopCallbacks::run(base::UniqueFunction<void()> task) {
   std::shared_ptr<ThreadPool> pool;
-  base::UniqueFunction<void()> task = [source = std::move(source)]() mutable {
-    StopFlag::request_stop(std::move(source));
-  };
   try {
     base::MutexLock lock(mutex_);
     if (!pool_ && !closed_) pool_ = std::make_shared<ThreadPool>(threads_, name_);

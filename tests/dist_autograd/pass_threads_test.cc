@@ -113,7 +113,7 @@ TEST_P(PassThreads, AHookThatThrowsOnTheWaitingThreadEndsThePass) {
 TEST_P(PassThreads, AHookThatBlocksKeepsNeitherCallsNorOtherPassesWaiting) {
   Gate gate;
   remote_hook = [&] {
-    const rpc::BlockingRegion blocking;
+    const BlockingRegion blocking;
     gate.pass();
   };
   const auto x = ones().requires_grad_();
