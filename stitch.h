@@ -10,7 +10,9 @@
 #include "stitch/dist_optim/parameter_lock.h"         // IWYU pragma: export
 #include "stitch/dist_optim/sparse_optimizers.h"      // IWYU pragma: export
 #include "stitch/rpc/calls.h"                         // IWYU pragma: export
+#include "stitch/rpc/future/blocking_region.h"        // IWYU pragma: export
 #include "stitch/rpc/future/future.h"                 // IWYU pragma: export
+#include "stitch/rpc/future/shield.h"                 // IWYU pragma: export
 #include "stitch/rpc/worker.h"                        // IWYU pragma: export
 #include "stitch/rref/remote_module.h"                // IWYU pragma: export
 #include "stitch/rref/rref.h"                         // IWYU pragma: export

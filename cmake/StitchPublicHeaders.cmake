@@ -12,6 +12,7 @@ set(STITCH_PUBLIC_HEADERS
   rpc/calls.h
   rpc/function_runner.h
   rpc/future.h
+  rpc/future/blocking_region.h
   rpc/options.h
   rpc/sendable.h
   rpc/target.h

@@ -6,6 +6,7 @@ set(STITCH_REFERENCE_HEADERS ${STITCH_PUBLIC_HEADERS}
   rpc/future/execution_context.h
   rpc/future/future.h
   rpc/future/future_group.h
+  rpc/future/shield.h
   rpc/message/placed_tensor.h
   rpc/message/sendable.h
   rpc/message/worker_info.h

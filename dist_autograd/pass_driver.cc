@@ -55,7 +55,7 @@ void Pass::begin_and_drive(std::vector<at::Tensor> gradients, Promise<void> done
       base::MutexLock lock(mutex_);
       if (protocol_.ended()) return;
     }
-    const rpc::BlockingRegion blocking;
+    const BlockingRegion blocking;
     if (!agent_->poll(driver_wanted_, rpc::Clock::time_point::max())) return;
   }
 }
@@ -73,7 +73,7 @@ void Pass::execute(c10::Device device, base::UniqueFunction<void()> slice) {
 void Pass::wait_until_quiet() {
   prepare();
   if (strand_->running_on_this_thread()) return;
-  const rpc::BlockingRegion blocking;
+  const BlockingRegion blocking;
   base::MutexLock lock(mutex_);
   while (!protocol_.ended()) changed_.wait(mutex_);
 }

@@ -111,9 +111,7 @@ class CallState final : public FutureState<R>, public rpc::PendingCall {
       archive.check_seal();
       archive.expect_end();
       if constexpr (kIntoTensor) result = into_.store_result(std::move(result));
-      if (message.arrival) [[unlikely]]
-        this->set_arrived(message.arrival->memory);
-      this->set_value(std::move(result));
+      this->set_value_with(message.arrival ? message.arrival->memory : nullptr, std::move(result));
     }
   }
   void on_error(const Error& error) override {
@@ -131,7 +129,6 @@ class CallState final : public FutureState<R>, public rpc::PendingCall {
   void ask_to_stop() override {
     rpc::abandon_call(agent_, call_id_.load(std::memory_order_acquire));
   }
-  [[nodiscard]] bool stops_own_work() const noexcept override { return true; }
   static constexpr bool kIntoTensor = std::is_same_v<R, at::Tensor>;
   struct Nothing {};
   const std::weak_ptr<rpc::Agent> agent_;

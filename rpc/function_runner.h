@@ -129,75 +129,22 @@ void decode_arguments(rpc::IncomingCall& call, std::tuple<Params...>& arguments)
   archive.expect_end();
 }
 
-// What waits for the future that a function has returned. Made with all the memory that waiting
-// needs before the function is called: from there on it cannot fail for want of any.
-template <class Result, class Arguments, class Delivery>
-class AwaitedResult final : public rpc::AwaitedWork {
- public:
-  [[nodiscard]] static std::shared_ptr<AwaitedResult> make() {
-    const auto made = std::make_shared<AwaitedResult>();
-    made->callback_ = FutureStateBase::one_callback([awaited = made] { awaited->complete(); });
-    return made;
-  }
-  // What it was made with refers to it: drops that, unless wait() was called.
-  class DropUnused {
-   public:
-    explicit DropUnused(AwaitedResult& of) : of_(of) {}
-    ~DropUnused() { of_.callback_.clear(); }
-    DropUnused(const DropUnused&) = delete;
-    DropUnused& operator=(const DropUnused&) = delete;
-
-   private:
-    AwaitedResult& of_;
-  };
-  void take(Result future, std::shared_ptr<Arguments> arguments, Delivery delivery) {
-    arguments_ = std::move(arguments);
-    delivery_ = std::move(delivery);
-    interest_.emplace(future.shared_state());
-  }
-  [[nodiscard]] bool ready() const noexcept { return interest_->state()->ready(); }
-  void wait() noexcept {
-    try {
-      interest_->watch(std::move(callback_));
-    } catch (...) {
-      // Thrown by another callback, which must not throw.
+// Answers with the outcome of a future that a function has returned. REQUIRES: it is complete.
+template <class T, class Delivery>
+void deliver(const Future<T>& future, Delivery& delivery) {
+  try {
+    if constexpr (std::is_void_v<T>) {
+      future.get();
+      delivery.value();
+    } else {
+      delivery.value(future.get());
     }
+  } catch (const rpc::CallRefused& refused) {
+    delivery.refused(refused);
+  } catch (...) {
+    delivery.error(std::current_exception());
   }
-  // The callback stays, and with it the arguments, which the work may still use.
-  void give_up() override {
-    if (interest_->cancel(Cancel::own_work, true)) return;
-    // Others hold the future. What keeps its result has been answered; with the callback it keeps
-    // the object on which the work goes on.
-    if constexpr (!std::is_same_v<Delivery, KeepDelivery>) {
-      Delivery delivery = std::move(delivery_);
-      delivery.error(given_up_work());
-    }
-  }
-
- private:
-  void complete() {
-    if (interest_->begin() == Interest::Begin::no) return;
-    arguments_.reset();  // what they hold is destroyed before the answer is sent
-    const Result future(std::static_pointer_cast<FutureState<UnwrapT<Result>>>(interest_->state()));
-    try {
-      if constexpr (std::is_void_v<UnwrapT<Result>>) {
-        future.get();
-        delivery_.value();
-      } else {
-        delivery_.value(future.get());
-      }
-    } catch (const rpc::CallRefused& refused) {
-      delivery_.refused(refused);
-    } catch (...) {
-      delivery_.error(std::current_exception());
-    }
-  }
-
-  CallbackList callback_;  // refers to this until it is handed over
-  std::optional<Interest> interest_;
-  std::shared_ptr<Arguments> arguments_;
-  Delivery delivery_;
-};
+}
 
 // Calls `invoke(arguments...)` with the decoded arguments of `call` and hands the outcome to
 // `delivery`.
@@ -225,19 +172,21 @@ void run_function(const std::shared_ptr<rpc::IncomingCall>& call, Invoke invoke,
   };
   try {
     if constexpr (kIsFuture<Result>) {
-      const auto awaited = AwaitedResult<Result, Arguments, Delivery>::make();
-      const typename AwaitedResult<Result, Arguments, Delivery>::DropUnused unused(*awaited);
       rpc::others_poll(
           *call);  // what the future and its arguments hold is destroyed after the answer
-      Result future = apply();
+      const Result future = apply();
       if (!future.valid()) {
         arguments.reset();
         delivery.refused(Error(ErrorCode::invalid_argument, kReturnedEmptyFuture));
         return;
       }
-      awaited->take(std::move(future), std::move(arguments), std::move(delivery));
-      if (!awaited->ready()) rpc::stops_with(*call, awaited);
-      awaited->wait();
+      const auto& state = future.shared_state();
+      if (!state->ready()) rpc::stops_with(*call, state);
+      state->on_ready(
+          [future, arguments = std::move(arguments), delivery = std::move(delivery)]() mutable {
+            arguments.reset();  // what they hold is destroyed before the answer is sent
+            deliver(future, delivery);
+          });
     } else if constexpr (std::is_void_v<Result>) {
       apply();
       arguments.reset();

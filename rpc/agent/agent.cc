@@ -339,12 +339,21 @@ void Agent::post_for_device(c10::Device device, base::UniqueFunction<void()> tas
   if (forked() || !device_threads_.post(device, task)) post(std::move(task));
 }
 
-void Agent::run_stop(std::stop_source source) {
+void Agent::run_stop(base::UniqueFunction<void()> task) {
   if (forked()) {
-    StopFlag::request_stop(std::move(source));
+    task();
   } else {
-    served_calls_.stop_callbacks().run(std::move(source));
+    served_calls_.stop_callbacks().run(std::move(task));
   }
+}
+
+base::UniqueFunction<void()> Agent::call_at(Clock::time_point when,
+                                            base::UniqueFunction<void()> task) {
+  const auto timer =
+      loop_->call_at(when, [weak = weak_from_this(), task = std::move(task)]() mutable {
+        if (const auto agent = weak.lock()) agent->post(std::move(task));
+      });
+  return [loop = loop_, timer] { loop->cancel(timer); };
 }
 
 bool Agent::delivers_here() noexcept { return delivery_here.agent != nullptr; }
@@ -414,6 +423,7 @@ std::map<std::string, std::int64_t> Agent::debug_info() {
       {"rpc.messages_received", static_cast<std::int64_t>(received_.load())},
       {"rpc.pool_threads", pool_.threads()},
       {"rpc.pool_threads_missed", static_cast<std::int64_t>(pool_.threads_missed())},
+      {"rpc.callbacks_thrown", static_cast<std::int64_t>(detail::callbacks_thrown())},
       {"rpc.pool_queue", static_cast<std::int64_t>(pool_.queued())},
       {"rpc.gatherings", static_cast<std::int64_t>(gather_exchange_->size())},
   };

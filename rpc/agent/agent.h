@@ -146,7 +146,9 @@ class Agent final : public Runtime, public std::enable_shared_from_this<Agent> {
     for (const auto& each : extensions_) f(*each);
   }
   void post(base::UniqueFunction<void()> task) override;
-  void run_stop(std::stop_source source) override;
+  void run_stop(base::UniqueFunction<void()> task) override;
+  [[nodiscard]] base::UniqueFunction<void()> call_at(Clock::time_point when,
+                                                     base::UniqueFunction<void()> task) override;
   // Runs `task` on the thread that launches work on that device, or as post() where there is none.
   void post_for_device(c10::Device device, base::UniqueFunction<void()> task);
   // As post(), for what a message has brought. Called while the message is handled, it has the

@@ -56,8 +56,8 @@ void fail_in_handler(IncomingCall& call, const std::exception_ptr& exception) {
 
 void others_poll(IncomingCall& call) noexcept { call.others_poll(); }
 
-void stops_with(IncomingCall& call, std::weak_ptr<AwaitedWork> work) {
-  call.stops_with(std::move(work));
+void stops_with(IncomingCall& call, const std::shared_ptr<detail::FutureStateBase>& state) {
+  call.stops_with(state);
 }
 
 void reply(IncomingCall& call, void (*encode)(void* what, OutArchive& archive), void* what) {

@@ -82,23 +82,10 @@ class AnswerWaitScope {
 void fail(IncomingCall& call, const Error& error);
 void fail_in_handler(IncomingCall& call, const std::exception_ptr& exception);
 void others_poll(IncomingCall& call) noexcept;
-// What a served call waits for once its function has returned a future. Thread contract: any
-// thread.
-class AwaitedWork {
- public:
-  // The call is asked to stop: gives up its share in the result. The work behind it (a coroutine, a
-  // call) stops, unless others hold it: then it goes on, and the call is answered with `cancelled`.
-  virtual void give_up() = 0;
-
- protected:
-  AwaitedWork() = default;
-  ~AwaitedWork() = default;
-  AwaitedWork(const AwaitedWork&) = delete;
-  AwaitedWork& operator=(const AwaitedWork&) = delete;
-};
-// From here on a stop of the call gives `work` up; where its result is kept, and may be wanted by
-// others than the caller, only a stop that comes once the call has been answered.
-void stops_with(IncomingCall& call, std::weak_ptr<AwaitedWork> work);
+// From here on a stop of the call is one of `state`, which its function has returned; where the
+// result is kept, and may be wanted by others than the caller, only a stop that comes once the call
+// has been answered.
+void stops_with(IncomingCall& call, const std::shared_ptr<detail::FutureStateBase>& state);
 // `encode(what, archive)` writes the result.
 void reply(IncomingCall& call, void (*encode)(void* what, OutArchive& archive), void* what);
 // Without a result.

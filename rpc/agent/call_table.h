@@ -37,7 +37,7 @@ struct OutstandingCall {
   std::uint64_t id = 0;          // set by CallTable::add()
   bool begun = false;            // it has been passed to the transport
   Clock::time_point made{};
-  const void* under = nullptr;  // the StopFlag of the call whose handler made it; compared only
+  const void* under = nullptr;  // StopFlag::call() of the call whose handler made it; compared only
   // Set by note_queued() and note_sent(); neither for a request that was written immediately.
   bool queued = false;
   std::optional<Clock::time_point> sent{};

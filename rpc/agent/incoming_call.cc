@@ -162,6 +162,7 @@ void IncomingCall::run(void* object) {
 }
 
 void IncomingCall::run_keeping(void* object, KeepResult sink) {
+  keeps_ = true;
   try {
     prepare();
   } catch (...) {
@@ -171,7 +172,6 @@ void IncomingCall::run_keeping(void* object, KeepResult sink) {
   }
   const ExecutionContextScope scope(context_);
   const Running running(*this);
-  keeps_ = true;
   others_poll();  // what waits for the object may run here after the answer
   if (context_.streams) [[unlikely]]
     sink = keep_when_done(std::move(sink));
@@ -236,8 +236,9 @@ void IncomingCall::hold_until_done() noexcept {
 }
 
 void IncomingCall::stop(bool answered) {
-  if (auto source = stop_->raise()) agent_->run_stop(std::move(*source));
-  give_up_work(answered);
+  detail::ToStop more;
+  stop_->request(agent_, more, !keeps_ || answered);
+  detail::FutureStateBase::stop(std::move(more));
   drop();
 }
 
@@ -255,22 +256,8 @@ std::string IncomingCall::where(Clock::time_point now) const {
   return text + duration_text(std::max(now - since, Clock::duration::zero())) + " there";
 }
 
-void IncomingCall::stops_with(std::weak_ptr<AwaitedWork> work) {
-  {
-    base::MutexLock lock(work_mutex_);
-    work_ = std::move(work);
-  }
-  if (stop_->requested()) give_up_work(answered_.load());  // request_stop() may have been too early
-}
-
-void IncomingCall::give_up_work(bool answered) {
-  std::shared_ptr<AwaitedWork> work;
-  {
-    base::MutexLock lock(work_mutex_);
-    work = work_.lock();
-    if (!work || (keeps_ && !answered) || std::exchange(work_given_up_, true)) return;
-  }
-  work->give_up();
+void IncomingCall::stops_with(const std::shared_ptr<detail::FutureStateBase>& state) {
+  if (stop_->awaits(state)) detail::FutureStateBase::stop({state});
 }
 
 void IncomingCall::await_turn() {

@@ -21,7 +21,6 @@
 namespace stitch::rpc {
 
 class Agent;
-class AwaitedWork;
 
 // The fixed fields at the start of a request's body.
 struct CallHeader {
@@ -83,8 +82,9 @@ class IncomingCall : public std::enable_shared_from_this<IncomingCall> {
   [[nodiscard]] static const WorkerInfo& caller_here() noexcept;
   // The name of that function; it is never destroyed. Null where this thread runs none.
   [[nodiscard]] static const std::string* function_here() noexcept;
-  // The StopFlag of its execution context, as OutstandingCall::under and ThreadWait::under have it.
-  [[nodiscard]] const void* context_key() const noexcept { return stop_.get(); }
+  // StopFlag::call() of its execution context, as OutstandingCall::under and ThreadWait::under have
+  // it.
+  [[nodiscard]] const void* context_key() const noexcept { return stop_->call(); }
   // ---- its place among the calls of its caller: see PeerFlow
   // `flow` counts it, until it is answered.
   void held_by(PeerFlow& flow) noexcept { flow_ = &flow; }
@@ -153,10 +153,10 @@ class IncomingCall : public std::enable_shared_from_this<IncomingCall> {
   // answer, on the thread in run().
   void others_poll() noexcept { polls_after_answer_ = false; }
 
-  // When its stop is requested, gives up that work, once. That of run_keeping() only if the call
-  // has been answered by then.
-  void stops_with(std::weak_ptr<AwaitedWork> work) STITCH_EXCLUDES(work_mutex_);
-  // Requests stop of the handler's stop token. Stop callbacks run on dedicated threads.
+  // A stop goes on to `state`, whose outcome is the answer.
+  void stops_with(const std::shared_ptr<detail::FutureStateBase>& state);
+  // Sets the handler's stop token, and stops what its function has returned. That of run_keeping()
+  // only if the call has been answered by then.
   void request_stop() { stop(answered_.load()); }
   // Its deadline has passed: the answer says where it is, and it is stopped.
   void stop_at_deadline(const std::string& where);
@@ -169,7 +169,6 @@ class IncomingCall : public std::enable_shared_from_this<IncomingCall> {
  private:
   void prepare();
   void stop(bool answered);
-  void give_up_work(bool answered) STITCH_EXCLUDES(work_mutex_);
   void leave() noexcept { thread_.store(0, std::memory_order_relaxed); }
   // Why it is not run: its deadline, this worker's end, or its caller.
   [[nodiscard]] std::optional<Error> why_not_run(Clock::time_point now) const;
@@ -222,9 +221,6 @@ class IncomingCall : public std::enable_shared_from_this<IncomingCall> {
   std::atomic<int> thread_{0};
   std::atomic<bool> queued_{false};
   std::atomic<std::uint64_t> object_{0};
-  base::Mutex work_mutex_;
-  std::weak_ptr<AwaitedWork> work_ STITCH_GUARDED_BY(work_mutex_);
-  bool work_given_up_ STITCH_GUARDED_BY(work_mutex_) = false;
   PeerFlow* flow_ = nullptr;
   std::atomic<bool> held_ended_{false};  // by who answers, or by the destructor
   enum class Turn : std::uint8_t { none, awaited, begun, dropped };
@@ -233,7 +229,7 @@ class IncomingCall : public std::enable_shared_from_this<IncomingCall> {
   std::atomic<int> on_threads_{0};    // in its function
   std::atomic<int> waits_{0};         // inside that
   bool prepared_ = false;
-  bool keeps_ = false;              // run_keeping() was called; written before stops_with()
+  std::atomic<bool> keeps_{false};  // run_keeping() was called
   bool polls_after_answer_ = true;  // the thread in run()
   std::atomic<bool> answered_{false};
 };

@@ -117,7 +117,7 @@ std::uint64_t OutgoingCalls::start_call(const WorkerInfo& to, std::string_view f
                        &budget};
   const bool limited = call.deadline != Clock::time_point::max();
   call.made = limited ? call.deadline - timeout : Clock::now();
-  if (const auto& stop = ExecutionContext::current().stop) call.under = stop->outermost();
+  if (const auto& stop = ExecutionContext::current().stop) call.under = stop->call();
   std::optional<Sender::LaidOut> out;
   try {
     out.emplace(sender_.lay_out(to, message, Sender::Traffic::request));

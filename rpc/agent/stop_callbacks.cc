@@ -3,15 +3,9 @@
 #include <exception>
 #include <utility>
 
-#include "stitch/rpc/future/execution_context.h"
-
 namespace stitch::rpc {
 
-void StopCallbacks::run(std::stop_source source) {
-  post([source = std::move(source)]() mutable { StopFlag::request_stop(std::move(source)); });
-}
-
-void StopCallbacks::post(base::UniqueFunction<void()> task) {
+void StopCallbacks::run(base::UniqueFunction<void()> task) {
   std::shared_ptr<ThreadPool> pool;
   try {
     base::MutexLock lock(mutex_);

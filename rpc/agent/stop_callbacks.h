@@ -2,11 +2,11 @@
 
 #include <chrono>
 #include <memory>
-#include <stop_token>
 #include <string>
 #include <utility>
 
 #include "stitch/base/mutex.h"
+#include "stitch/base/unique_function.h"
 #include "stitch/rpc/future/thread_pool.h"
 
 namespace stitch::rpc {
@@ -20,11 +20,8 @@ class StopCallbacks {
   // At most `threads` at a time, and more while some of them wait for futures.
   StopCallbacks(int threads, std::string name) : threads_(threads), name_(std::move(name)) {}
 
-  // Requests the stop on such a thread, or on this one if none can be created or after
-  // close_until().
-  void run(std::stop_source source) STITCH_EXCLUDES(mutex_);
-  // Runs `task` likewise.
-  void post(base::UniqueFunction<void()> task) STITCH_EXCLUDES(mutex_);
+  // Runs `task` on such a thread, or on this one if none can be created or after close_until().
+  void run(base::UniqueFunction<void()> task) STITCH_EXCLUDES(mutex_);
   [[nodiscard]] bool on_this_thread() const STITCH_EXCLUDES(mutex_);
   // Waits for running callbacks. False when `deadline` passed first.
   bool close_until(std::chrono::steady_clock::time_point deadline) STITCH_EXCLUDES(mutex_);

@@ -75,7 +75,7 @@ void OutgoingCalls::expire() {
     completing_.fetch_sub(1);
   };
   // Never queued behind handlers, which may be waiting for these calls.
-  if (!pool_.post_if_free(complete)) callbacks_->post(std::move(complete));
+  if (!pool_.post_if_free(complete)) callbacks_->run(std::move(complete));
 }
 
 std::string OutgoingCalls::known_of(const OutstandingCall& call) const {

@@ -47,14 +47,9 @@ std::shared_ptr<const StreamSet> StreamSet::current() {
   return std::make_shared<const StreamSet>(std::move(streams));
 }
 
-StreamSetScope::StreamSetScope(const std::shared_ptr<const StreamSet>& streams,
-                               std::vector<c10::Stream> outer)
-    : outer_(std::move(outer)) {
+StreamSetScope::StreamSetScope(const std::shared_ptr<const StreamSet>& streams) {
   if (!streams) return;
-  outer_.reserve(streams->streams().size());
-  for (const auto& stream : streams->streams()) outer_.push_back(cuda().getStream(stream.device()));
-  // Only now: nothing has changed where there is no memory.
-  for (const auto& stream : streams->streams()) static_cast<void>(cuda().exchangeStream(stream));
+  for (const auto& stream : streams->streams()) outer_.push_back(cuda().exchangeStream(stream));
 }
 
 void StreamSetScope::restore() noexcept {

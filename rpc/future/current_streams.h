@@ -53,9 +53,7 @@ class StreamSet {
 // Makes `streams` current on this thread for a block; null leaves it as it is. Blocks nest.
 class StreamSetScope {
  public:
-  // Takes no memory but that of `outer` where that has room for as many streams.
-  explicit StreamSetScope(const std::shared_ptr<const StreamSet>& streams,
-                          std::vector<c10::Stream> outer = {});
+  explicit StreamSetScope(const std::shared_ptr<const StreamSet>& streams);
   ~StreamSetScope() {
     if (!outer_.empty()) [[unlikely]]
       restore();

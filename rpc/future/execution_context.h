@@ -1,21 +1,19 @@
 #pragma once
 
-#include <atomic>
-#include <chrono>
+#include <cstddef>
 #include <memory>
-#include <optional>
 #include <stop_token>
 #include <utility>
 #include <vector>
 
-#include "stitch/base/mutex.h"
+#include "stitch/base/recycler.h"
 #include "stitch/base/unique_function.h"
 #include "stitch/rpc/future/runtime.h"
+#include "stitch/rpc/future/stop_flag.h"
 
 namespace stitch::rpc {
 
 class ArrivedMemory;
-class ScopeMemory;
 class StreamSet;
 struct Autocast;
 
@@ -24,63 +22,6 @@ void use_on_current_streams(const ArrivedMemory& memory);
 // The memory of all of them; any may be null. Null where there is none.
 [[nodiscard]] std::shared_ptr<const ArrivedMemory> together(
     std::vector<std::shared_ptr<const ArrivedMemory>> parts);
-
-// Whether a call was asked to stop. The std::stop_source behind it is made when its token is first
-// taken: most calls are never cancelled and never look. Shared. Thread contract: any thread;
-// request() runs stop callbacks, under no lock.
-class StopFlag {
- public:
-  StopFlag() = default;
-  // Also asked when `outer` is. `runtime`: whose threads stop callbacks run on, for
-  // request_apart(); it need not exist.
-  StopFlag(std::shared_ptr<StopFlag> outer, std::weak_ptr<Runtime> runtime)
-      : outer_(std::move(outer)), runtime_(std::move(runtime)) {}
-  void request() STITCH_EXCLUDES(mutex_);
-  // The same for a thread that must not wait: stop callbacks run on one that may.
-  void request_apart() STITCH_EXCLUDES(mutex_);
-  // If it was requested, the token says so from here on, and so do those of kMaxNestedStops flags
-  // outwards, where these were: stop callbacks that have not begun run here.
-  void show() STITCH_EXCLUDES(mutex_);
-  // As request(), but leaves it to the caller to call request_stop() with the source, which runs
-  // the stop callbacks. Empty when that is not needed: no token was taken, or it was requested
-  // before.
-  [[nodiscard]] std::optional<std::stop_source> raise() STITCH_EXCLUDES(mutex_);
-  // Requests the stop of a source, and of those inside it, each amid the callbacks of the one
-  // around it; beyond kMaxNestedStops after these, so that coroutines may be nested as deeply as
-  // memory allows. Returns once all have been requested.
-  static void request_stop(std::stop_source source);
-  static constexpr int kMaxNestedStops = 256;
-  [[nodiscard]] bool requested() const noexcept {
-    for (const StopFlag* flag = this; flag != nullptr; flag = flag->outer_.get()) {
-      if (flag->requested_.load(std::memory_order_acquire)) return true;
-    }
-    return false;
-  }
-  [[nodiscard]] std::stop_token token();
-  // That of the call being served, for one inside it.
-  [[nodiscard]] const StopFlag* outermost() const noexcept {
-    const StopFlag* flag = this;
-    while (flag->outer_) flag = flag->outer_.get();
-    return flag;
-  }
-
- private:
-  struct PassOn {
-    std::stop_source to;
-    void operator()();
-  };
-  // The token, if there is one.
-  [[nodiscard]] std::optional<std::stop_token> made_token() STITCH_EXCLUDES(mutex_);
-  // REQUIRES: outer_, if any, has one. `requested`: it, or one that it is inside.
-  void make_token(bool requested) STITCH_EXCLUDES(mutex_);
-
-  const std::shared_ptr<StopFlag> outer_;
-  const std::weak_ptr<Runtime> runtime_{};
-  std::atomic<bool> requested_{false};
-  base::Mutex mutex_;
-  std::optional<std::stop_source> source_ STITCH_GUARDED_BY(mutex_);
-  std::optional<std::stop_callback<PassOn>> of_outer_ STITCH_GUARDED_BY(mutex_);
-};
 
 // What surrounds code while it runs: the worker it runs on, the deadline it inherited, how it
 // learns of cancellation, the autograd context, whether its caller had turned libtorch's grad mode
@@ -107,31 +48,23 @@ struct ExecutionContext {
 // Libtorch's grad mode of this thread. True when it was on.
 bool turn_grad_off() noexcept;
 void turn_grad_on() noexcept;
-// Makes an ExecutionContext current on this thread for a block. Blocks nest. Throws std::bad_alloc,
-// and leaves the thread as it was, where a context with streams or autocast finds no memory for a
-// while.
+// Makes an ExecutionContext current on this thread for a block. Blocks nest.
 class ExecutionContextScope {
  public:
   explicit ExecutionContextScope(ExecutionContext context)
-      : ExecutionContextScope(std::move(context), nullptr) {}
-  // With memory_for() that context, which makes that certain.
-  ExecutionContextScope(ExecutionContext context, std::shared_ptr<ScopeMemory> memory)
       : ExecutionContextScope(std::exchange(ExecutionContext::current(), std::move(context)),
                               Exchanged()) {
     if (ExecutionContext::current().streams || ExecutionContext::current().autocast) [[unlikely]]
-      enter(std::move(memory));
+      enter();
   }
   ~ExecutionContextScope() {
-    if (memory_) [[unlikely]]
-      leave();
+    if (torch_state_) [[unlikely]]
+      torch_state_.reset();
     if (turned_grad_off_) turn_grad_on();
     ExecutionContext::current() = std::move(outer_);
   }
   ExecutionContextScope(const ExecutionContextScope&) = delete;
   ExecutionContextScope& operator=(const ExecutionContextScope&) = delete;
-
-  // What one scope of that context needs; null if that is nothing.
-  [[nodiscard]] static std::shared_ptr<ScopeMemory> memory_for(const ExecutionContext& context);
 
  private:
   struct Exchanged {};
@@ -139,28 +72,29 @@ class ExecutionContextScope {
   ExecutionContextScope(ExecutionContext outer, Exchanged) noexcept
       : outer_(std::move(outer)),
         turned_grad_off_(ExecutionContext::current().no_grad && turn_grad_off()) {}
-  void enter(std::shared_ptr<ScopeMemory> memory);
-  void leave() noexcept;
+  void enter();
   ExecutionContext outer_;
   bool turned_grad_off_;
-  std::shared_ptr<ScopeMemory> memory_;  // null where neither streams nor autocast were changed
+  // The streams and autocast that were current; null where neither was changed.
+  std::shared_ptr<const void> torch_state_;
 };
 
-// What runs later, under `context`. Made with all the memory that it needs: once made, it runs,
-// also where none is left. Thread contract: any one thread at a time.
+// What runs later, under `context`. Thread contract: any one thread at a time.
 class Continuation {
  public:
-  Continuation(ExecutionContext context, base::UniqueFunction<void()> task);
+  Continuation(ExecutionContext context, base::UniqueFunction<void()> task)
+      : work_(new Work{std::move(context), std::move(task)}) {}
   // Runs the task, once: on the thread pool of the context's worker; without one, on that of any
   // worker of this process, so that it may wait; on this thread, before returning, when there is
-  // none, or it has stopped, or has no memory for one more. Throws only what the task does there.
+  // none, or it has stopped.
   void run() &&;
 
  private:
   struct Work {
     ExecutionContext context;
     base::UniqueFunction<void()> task;
-    std::shared_ptr<ScopeMemory> scope;
+    static void* operator new(std::size_t bytes) { return base::take_recycled(bytes); }
+    static void operator delete(void* at) noexcept { base::recycle(at, sizeof(Work)); }
   };
   static void perform(Work& work);
   std::unique_ptr<Work> work_;
@@ -171,8 +105,9 @@ class Continuation {
 namespace stitch {
 
 // Tells the handler running on this thread that its caller has cancelled the call or is lost, or
-// that its deadline has passed. A std::stop_callback on it runs on a thread reserved for such
-// callbacks, however busy the handlers are; it may wait for futures.
+// that its deadline has passed; a coroutine that has awaited something, that it was asked to stop.
+// A std::stop_callback on it runs on a thread reserved for such callbacks, however busy the
+// handlers are; it may wait for futures. What the call or the coroutine awaits is stopped after it.
 [[nodiscard]] std::stop_token current_stop_token();
 
 }  // namespace stitch

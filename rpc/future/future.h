@@ -1,7 +1,5 @@
 #pragma once
 
-// One file, though long: a future and its promise, each of which makes the other.
-
 #include <chrono>
 #include <concepts>
 #include <memory>
@@ -64,36 +62,10 @@ inline constexpr const char* kReturnedEmptyFuture =
 [[noreturn]] void throw_empty_future(const char* operation);
 [[noreturn]] void throw_empty_promise(const char* operation);
 
-// The state of a Future, which counts the Futures that have it (FutureStateBase::add_hold()).
-template <class T>
-class HeldState {
- public:
-  HeldState() = default;
-  explicit HeldState(std::shared_ptr<FutureState<T>> state) noexcept : state_(std::move(state)) {
-    if (state_) state_->add_hold();
-  }
-  HeldState(const HeldState& other) noexcept : HeldState(other.state_) {}
-  HeldState(HeldState&& other) noexcept = default;  // leaves `other` empty
-  HeldState& operator=(HeldState other) noexcept {
-    state_.swap(other.state_);
-    return *this;
-  }
-  ~HeldState() {
-    if (state_) state_->drop_hold();
-  }
-  [[nodiscard]] const std::shared_ptr<FutureState<T>>& shared() const noexcept { return state_; }
-  [[nodiscard]] FutureState<T>* get() const noexcept { return state_.get(); }
-  FutureState<T>* operator->() const noexcept { return state_.get(); }
-
- private:
-  std::shared_ptr<FutureState<T>> state_;
-};
-
 }  // namespace detail
 
 // The outcome of work that may not be done yet: a value of type T (void allowed) or an error.
-// Copies share the outcome. Dropping every copy does not stop the work; cancel() asks for that, and
-// so does a coroutine that is asked to stop while it awaits the outcome, if nothing else holds it.
+// Copies share the outcome. Dropping every copy does not stop the work; cancel() does.
 // Thread contract: all methods from any thread. Continuations keep the worker, the deadline and the
 // autograd context under which they were added (where none was current: the process's only worker)
 // and run on that worker's thread pool, never under a lock; without any worker in the process, on
@@ -109,7 +81,7 @@ class [[nodiscard]] Future {
   // assigning and valid() throws Error(invalid_argument) naming the operation.
   Future() = default;
   // False for an empty future.
-  [[nodiscard]] bool valid() const noexcept { return state_.get() != nullptr; }
+  [[nodiscard]] bool valid() const noexcept { return state_ != nullptr; }
 
   // Waits, then returns the value or throws: Error, or what a continuation or local promise threw.
   // May be called again; a value that cannot be copied is moved out by the first call.
@@ -119,7 +91,7 @@ class [[nodiscard]] Future {
   }
   T get() && {
     state("get()").wait();
-    return take(state_.shared().use_count() == 1);
+    return take(state_.use_count() == 1);
   }
   // True when it completed within `duration`.
   template <class Rep, class Period>
@@ -140,52 +112,24 @@ class [[nodiscard]] Future {
                   ready() ? "future has a value, not an error" : "future is not ready");
     return to_error(state_->exception());
   }
-  // Gives up on the outcome, for all that hold it: the future completes with `cancelled` and the
-  // work is asked to stop. Nothing happens when it is complete.
+  // Completes the future with `cancelled`, for all that hold it, and asks its work to stop: a call
+  // at its callee; a coroutine, a group or a then() by asking what it waits for, in turn. Nothing
+  // happens when it is complete.
   void cancel() const { state("cancel()").cancel(); }
 
   // Calls `fn` with the value once there is one; an error skips `fn` and becomes that of the
   // returned future. A `fn` that takes a Future<T> is called in both cases. Returns the future of
-  // fn's result (a returned Future is followed); what fn throws becomes its error.
+  // fn's result (a returned Future is followed); what fn throws becomes its error. An `fn` that has
+  // not begun when that future is cancelled is not called.
   template <class F>
   auto then(F&& fn) && {
-    const Future held = std::move(*this);  // not until the end of the caller's expression
-    return held.then(std::forward<F>(fn));
+    static_cast<void>(state("then()"));
+    return continue_with(std::move(state_), std::forward<F>(fn));
   }
   template <class F>
   auto then(F&& fn) const& {
     static_cast<void>(state("then()"));
-    using Fn = std::decay_t<F>;
-    using Result = std::decay_t<typename detail::ThenResult<Fn&, T>::type>;  // a reference could
-                                                                             // dangle by then
-    Promise<detail::UnwrapT<Result>> promise;
-    auto result = promise.future();
-    auto interest = detail::make_interest(state_.shared());
-    result.state_->set_canceller(
-        [weak = std::weak_ptr<detail::Interest>(interest)](detail::Cancel how) {
-          const auto interest = weak.lock();
-          return !interest || interest->cancel(how);  // none: `fn` runs
-        });
-    rpc::Continuation continuation(
-        rpc::ExecutionContext::captured(),
-        [interest, fn = Fn(std::forward<F>(fn)), promise = std::move(promise)]() mutable {
-          const auto begin = interest->begin();
-          if (begin == detail::Interest::Begin::no) return;
-          auto source = std::static_pointer_cast<detail::FutureState<T>>(interest->state());
-          interest.reset();
-          Future done(std::move(source));
-          if (begin == detail::Interest::Begin::stopped) {
-            promise.set_exception(detail::given_up_work());
-            return;
-          }
-          promise.fulfil([&]() -> Result { return call(fn, done); },
-                         done.state_->exception() != nullptr && !kTakesFuture<Fn>
-                             ? done.state_.get()
-                             : nullptr);
-        });
-    interest->watch(detail::FutureStateBase::one_callback(
-        [continuation = std::move(continuation)]() mutable { std::move(continuation).run(); }));
-    return result;
+    return continue_with(state_, std::forward<F>(fn));
   }
 
   // Runs `callback` on the thread that completes the future, immediately when it is complete;
@@ -195,28 +139,25 @@ class [[nodiscard]] Future {
     state("on_ready()").on_ready(std::move(callback));
   }
 
-  // For the layers below: its state, which a copy of this pointer does not hold. REQUIRES: valid().
+  // For the layers below: its state. REQUIRES: valid().
   [[nodiscard]] const std::shared_ptr<detail::FutureState<T>>& shared_state() const noexcept {
-    return state_.shared();
+    return state_;
   }
   // For the layers below: a future of an outcome that `state` will hold.
   explicit Future(std::shared_ptr<detail::FutureState<T>> state) : state_(std::move(state)) {}
 
   // co_await: suspends the coroutine until the future completes; it resumes as a continuation does.
-  // A coroutine that is asked to stop meanwhile (its own future is cancelled, its caller gives up)
-  // asks the work behind the future to stop and goes on with its outcome. Where others hold the
-  // future, too, or nothing is known that could stop its work (a promise without on_cancel()), the
-  // work goes on and co_await throws `cancelled`; the last one to drop the future stops it then. A
-  // variable or parameter of the coroutine that it awaits is its own, and so is what was moved into
-  // the group or then() that it awaits; another variable, or one in a container, counts as held by
-  // others, so a child in there that works on variables of the coroutine may outlive them.
+  // A coroutine that is asked to stop (its own future is cancelled, its call has no caller any
+  // more, its deadline has passed) has the work behind this future stop, once, and goes on when
+  // that has ended: a call or a promise at once with `cancelled`, a coroutine when it returns.
+  // shield() keeps a stop from a future.
   detail::FutureAwaiter<T> operator co_await() const& {
     static_cast<void>(state("co_await"));
-    return detail::FutureAwaiter<T>(*this, this);
+    return detail::FutureAwaiter<T>(*this);
   }
   detail::FutureAwaiter<T> operator co_await() && {
     static_cast<void>(state("co_await"));
-    return detail::FutureAwaiter<T>(std::move(*this), nullptr);
+    return detail::FutureAwaiter<T>(std::move(*this));
   }
 
  private:
@@ -231,9 +172,9 @@ class [[nodiscard]] Future {
 
   // What `operation` works on.
   [[nodiscard]] detail::FutureState<T>& state(const char* operation) const {
-    if (state_.get() == nullptr) [[unlikely]]
+    if (state_ == nullptr) [[unlikely]]
       detail::throw_empty_future(operation);
-    return *state_.get();
+    return *state_;
   }
   T take(bool sole) const {
     if (state_->exception()) std::rethrow_exception(state_->exception());
@@ -246,6 +187,33 @@ class [[nodiscard]] Future {
     }
   }
 
+  template <class F>
+  static auto continue_with(std::shared_ptr<detail::FutureState<T>> source, F&& fn) {
+    using Fn = std::decay_t<F>;
+    using Result = std::decay_t<typename detail::ThenResult<Fn&, T>::type>;  // a reference could
+                                                                             // dangle by then
+    Promise<detail::UnwrapT<Result>> promise;
+    auto result = promise.future();
+    result.state_->pass_stops_to(source);
+    const auto state = source;
+    rpc::Continuation continuation(rpc::ExecutionContext::captured(),
+                                   [source = std::move(source), fn = Fn(std::forward<F>(fn)),
+                                    promise = std::move(promise)]() mutable {
+                                     if (promise.shared_state()->asked_to_stop()) {
+                                       promise.set_exception(detail::cancelled());
+                                       return;
+                                     }
+                                     Future done(std::move(source));
+                                     promise.fulfil(
+                                         [&]() -> Result { return call(fn, done); },
+                                         done.state_->exception() != nullptr && !kTakesFuture<Fn>
+                                             ? done.state_.get()
+                                             : nullptr);
+                                   });
+    state->on_ready(
+        [continuation = std::move(continuation)]() mutable { std::move(continuation).run(); });
+    return result;
+  }
   template <class Fn>
   static auto call(Fn& fn, Future& done) {
     if constexpr (kTakesFuture<Fn>) {
@@ -257,7 +225,7 @@ class [[nodiscard]] Future {
     }
   }
 
-  detail::HeldState<T> state_;
+  std::shared_ptr<detail::FutureState<T>> state_;
 };
 
 // The writing end of a Future. Copies share it; the first completion counts, later ones return
@@ -290,31 +258,35 @@ class Promise {
   bool set_error(Error error) const {
     return set_exception(std::make_exception_ptr(std::move(error)));
   }
-  // What Future::cancel() calls, on the cancelling thread; also what stops the work once all that
-  // held the future have dropped it, one of them a coroutine that was asked to stop, on the thread
-  // that dropped it last. What it throws is dropped.
+  // What a stop of the future calls, once, before the future completes with `cancelled`: on the
+  // thread that calls cancel(), or that stops a coroutine which awaits the future, a reader thread
+  // or the event loop among them; at once if the future has been stopped. It must neither block nor
+  // throw.
   template <class F>
   requires(std::is_invocable_v<std::decay_t<F>&>) void on_cancel(F&& canceller) const {
-    holder("on_cancel()")
-        .state->set_canceller(
-            [canceller = std::decay_t<F>(std::forward<F>(canceller))](detail::Cancel) mutable {
-              canceller();
-              return false;
-            });
+    base::UniqueFunction<void()> call =
+        [canceller = std::decay_t<F>(std::forward<F>(canceller))]() mutable {
+          static_cast<void>(canceller());
+        };
+    holder("on_cancel()").state->set_canceller([call = std::move(call)](detail::ToStop&) mutable {
+      detail::call_back("Promise::on_cancel()", call);
+      return false;
+    });
   }
   // For the layers below: the state of the future.
   [[nodiscard]] const std::shared_ptr<detail::FutureState<T>>& shared_state() const {
     return holder("shared_state()").state;
   }
-  // For the layers below: as on_cancel(), as FutureStateBase has it.
+  // For the layers below: as FutureStateBase has it.
   void set_canceller(detail::Canceller canceller) const {
     holder("set_canceller()").state->set_canceller(std::move(canceller));
   }
 
   // Completes with the outcome of `make`, following a Future it returns; with the error of `failed`
-  // when that is not null.
+  // when that is not null. `arrived`: the memory on devices that the value brings.
   template <class Make>
-  void fulfil(Make&& make, detail::FutureStateBase* failed = nullptr) const {
+  void fulfil(Make&& make, detail::FutureStateBase* failed = nullptr,
+              std::shared_ptr<const rpc::ArrivedMemory> arrived = nullptr) const {
     if (failed != nullptr) {
       set_exception(failed->exception());
       return;
@@ -327,7 +299,7 @@ class Promise {
         make();
         holder("fulfil()").state->set_value();
       } else {
-        holder("fulfil()").state->set_value(make());
+        holder("fulfil()").state->set_value_with(std::move(arrived), make());
       }
     } catch (...) {
       set_exception(std::current_exception());
@@ -346,32 +318,11 @@ class Promise {
     return *holder_;
   }
 
-  void follow(Future<T> followed) const {
+  void follow(const Future<T>& followed) const {
     if (!followed.valid()) throw Error(ErrorCode::invalid_argument, detail::kReturnedEmptyFuture);
-    auto interest = detail::make_interest(followed.state_.shared());
-    followed = {};  // the interest alone holds it from here on
-    const bool wanted = holder_->state->set_canceller(
-        [interest](detail::Cancel how) { return interest->cancel(how); });
-    if (!wanted && !interest->cancel(detail::Cancel::own_work)) {
-      set_exception(detail::given_up_work());
-      return;
-    }
-    interest->watch(detail::FutureStateBase::one_callback([promise = *this, interest] {
-      if (interest->begin() == detail::Interest::Begin::no) return;
-      const Future<T> inner(std::static_pointer_cast<detail::FutureState<T>>(interest->state()));
-      try {
-        if (inner.has_error()) {
-          promise.set_exception(inner.state_->exception());
-        } else if constexpr (std::is_void_v<T>) {
-          promise.holder_->state->set_value();
-        } else {
-          promise.holder_->state->set_arrived(inner.state_->arrived());
-          promise.holder_->state->set_value(inner.get());
-        }
-      } catch (...) {  // the value could not be copied
-        promise.set_exception(std::current_exception());
-      }
-    }));
+    const auto state = followed.shared_state();
+    holder_->state->pass_stops_to(state);
+    state->on_ready([promise = *this, state] { promise.holder_->state->take_outcome(*state); });
   }
 
   std::shared_ptr<Holder> holder_;

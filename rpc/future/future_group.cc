@@ -1,6 +1,5 @@
 #include "stitch/rpc/future/future_group.h"
 
-#include <new>
 #include <string>
 
 namespace stitch::detail {
@@ -11,7 +10,7 @@ void throw_empty_member(const char* operation, std::size_t index) {
                   std::to_string(index) + ": one made by default, or one moved from");
 }
 
-std::exception_ptr GroupCountdown::failure() const noexcept try {
+std::exception_ptr GroupCountdown::failure() const noexcept {
   const std::size_t failures = failures_.load();
   if (failures < 2) return first_;
   const Error first = to_error(first_);
@@ -22,8 +21,6 @@ std::exception_ptr GroupCountdown::failure() const noexcept try {
           .with_worker(first.worker())
           .with_function(first.function())
           .with_remote(first.remote()));
-} catch (const std::bad_alloc&) {
-  return first_;  // without counting the others
 }
 
 }  // namespace stitch::detail

@@ -58,75 +58,6 @@ void require_members(const char* operation, const std::vector<Future<T>>& future
 
 namespace detail {
 
-// What a group holds of its members: one hold of each, until it gives them up or lets them go.
-class GroupInterest {
- public:
-  template <class... Ts>
-  explicit GroupInterest(const Future<Ts>&... futures) {
-    in_->reserve(sizeof...(Ts));
-    (in_->push_back(make_interest(futures.shared_state())), ...);
-  }
-  template <class T>
-  explicit GroupInterest(const std::vector<Future<T>>& futures) {
-    in_->reserve(futures.size());
-    for (const auto& future : futures) in_->push_back(make_interest(future.shared_state()));
-  }
-  void cancel() const {
-    for (const auto& member : *in_) member->cancel(Cancel::all);
-  }
-  // Calls `gone` for each whose callback is not called any more.
-  template <class Gone>
-  void give_up(Gone gone) const {
-    for (const auto& member : *in_) {
-      if (!member->cancel(Cancel::own_work)) gone();
-    }
-  }
-  // All but those whose callback has begun.
-  void release() const {
-    for (const auto& member : *in_) member->release();
-  }
-  // Calls `watch_all`, which calls watch() for each. Where it throws, for want of memory, the
-  // members are let go.
-  template <class WatchAll>
-  void begin(WatchAll watch_all) const {
-    try {
-      watch_all();
-    } catch (...) {
-      release();
-      throw;
-    }
-  }
-  // Has `callback` called once the member at `index` is complete, unless it is given up.
-  template <class Callback>
-  void watch(std::size_t index, Callback callback) const {
-    const auto& member = (*in_)[index];
-    member->watch(FutureStateBase::one_callback([member, callback = std::move(callback)]() mutable {
-      if (member->begin() != Interest::Begin::no) callback();
-    }));
-  }
-
- private:
-  using Members = std::vector<std::shared_ptr<Interest>>;
-  const std::shared_ptr<Members> in_ = std::make_shared<Members>();
-};
-
-// One that a when_all() gives up counts as one that has failed; the others still come.
-template <class Value>
-void cancel_together(const Promise<Value>& promise, const GroupInterest& interest,
-                     const std::shared_ptr<GroupCountdown>& countdown) {
-  promise.set_canceller(
-      [interest, countdown, weak = std::weak_ptr(promise.shared_state())](Cancel how) {
-        if (how == Cancel::all) {
-          interest.cancel();
-          return false;
-        }
-        interest.give_up([&] {
-          if (!countdown->arrive(given_up_work())) return;
-          if (const auto state = weak.lock()) state->set_exception(countdown->failure());
-        });
-        return true;
-      });
-}
 template <class T>
 using StateOf = std::shared_ptr<FutureState<T>>;
 template <class T>
@@ -180,37 +111,37 @@ template <class T>
   Promise<Values> promise;
   auto result = promise.future();
   const auto members = detail::states_of(futures);
-  const detail::GroupInterest interest(futures);
-  futures.clear();  // here, and not at the end of the caller's expression
   const auto finish = [members, promise] {
-    promise.fulfil([&]() -> Values {
-      if constexpr (!std::is_void_v<T>) {
-        Values values;
-        values.reserve(members->size());
-        for (const auto& member : *members) values.push_back(detail::stored_in(member));
-        promise.shared_state()->set_arrived(detail::arrived_in(*members));
-        return values;
-      }
-    });
+    promise.fulfil(
+        [&]() -> Values {
+          if constexpr (!std::is_void_v<T>) {
+            Values values;
+            values.reserve(members->size());
+            for (const auto& member : *members) values.push_back(detail::stored_in(member));
+            return values;
+          }
+        },
+        nullptr, detail::arrived_in(*members));
   };
   if (members->empty()) {
     finish();
     return result;
   }
   auto countdown = std::make_shared<detail::GroupCountdown>(members->size());
-  detail::cancel_together(promise, interest, countdown);
-  interest.begin([&] {
-    for (std::size_t i = 0; i < members->size(); ++i) {
-      interest.watch(i, [countdown, finish, promise, &member = (*members)[i]] {
-        if (!countdown->arrive(detail::error_in<T>(member))) return;
-        if (auto failure = countdown->failure()) {
-          promise.set_exception(failure);
-        } else {
-          finish();
-        }
-      });
-    }
+  promise.set_canceller([members](detail::ToStop& more) {
+    more.insert(more.end(), members->begin(), members->end());
+    return true;
   });
+  for (const auto& member : *members) {
+    member->on_ready([countdown, finish, promise, &member] {
+      if (!countdown->arrive(detail::error_in<T>(member))) return;
+      if (auto failure = countdown->failure()) {
+        promise.set_exception(failure);
+      } else {
+        finish();
+      }
+    });
+  }
   return result;
 }
 
@@ -225,85 +156,63 @@ template <class... Ts>
   const auto members =
       std::make_shared<const std::tuple<detail::StateOf<Ts>...>>(futures.shared_state()...);
   auto countdown = std::make_shared<detail::GroupCountdown>(sizeof...(Ts));
-  const detail::GroupInterest interest(futures...);
-  ((futures = {}), ...);
-  detail::cancel_together(promise, interest, countdown);
-  std::size_t index = 0;
+  promise.set_canceller([members](detail::ToStop& more) {
+    std::apply([&](const auto&... each) { (more.push_back(each), ...); }, *members);
+    return true;
+  });
   const auto watch = [&]<class T>(const detail::StateOf<T>& member) {
-    interest.watch(index++, [countdown, members, promise, &member] {
+    member->on_ready([countdown, members, promise, &member] {
       if (!countdown->arrive(detail::error_in<T>(member))) return;
       if (auto failure = countdown->failure()) {
         promise.set_exception(failure);
       } else {
-        promise.fulfil([&] {
-          return std::apply(
-              [&](const auto&... each) {
-                Values values(detail::stored_in(each)...);
-                promise.shared_state()->set_arrived(detail::arrived_in(each...));
-                return values;
-              },
-              *members);
-        });
+        promise.fulfil(
+            [&] {
+              return std::apply(
+                  [](const auto&... each) { return Values(detail::stored_in(each)...); }, *members);
+            },
+            nullptr,
+            std::apply([](const auto&... each) { return detail::arrived_in(each...); }, *members));
       }
     });
   };
   if constexpr (sizeof...(Ts) == 0) {
     promise.set_value(Values{});
   } else {
-    interest.begin([&] { std::apply([&](const auto&... each) { (watch(each), ...); }, *members); });
+    std::apply([&](const auto&... each) { (watch(each), ...); }, *members);
   }
   return result;
 }
 
 namespace detail {
 
-// A when_any(): which of its members is the first, and how many are not.
-class GroupRace {
+// The watches of a when_any() on its members, which end with its outcome.
+template <class Value>
+class Race {
  public:
-  explicit GroupRace(std::size_t members) : left_(members) {}
-  // True for the first that calls it.
-  bool take() { return !taken_.test_and_set(std::memory_order_acq_rel); }
-  // One is not the first. True for the last, where all are not.
-  bool lose() { return left_.fetch_sub(1, std::memory_order_acq_rel) == 1; }
+  explicit Race(const Promise<Value>& promise) : promise_(promise) {}
+  // Completes the promise with what `make` makes of this member if it is the first.
+  template <class T, class Make>
+  void watch(const StateOf<T>& member, Make make) {
+    watches_.emplace_back(member, [promise = promise_, taken = taken_, member, make] {
+      if (taken->test_and_set(std::memory_order_acq_rel)) return;
+      promise.fulfil([&]() -> Value { return make(Future<T>(member)); }, nullptr,
+                     member->arrived());
+    });
+  }
+  // To be called when all are watched: a stop goes on to all of them.
+  void begin() && {
+    promise_.set_canceller([watches = std::move(watches_)](ToStop& more) {
+      for (const auto& watch : watches) more.push_back(watch.state());
+      return true;
+    });
+  }
 
  private:
-  std::atomic_flag taken_;
-  std::atomic<std::size_t> left_;
+  const Promise<Value> promise_;
+  const std::shared_ptr<std::atomic_flag> taken_ = std::make_shared<std::atomic_flag>();
+  std::vector<Watch> watches_;
 };
-
-// Where it is stopped no member is the first, and it ends once all have.
-template <class Value>
-void cancel_together(const Promise<Value>& promise, const GroupInterest& interest,
-                     const std::shared_ptr<GroupRace>& race) {
-  promise.set_canceller([interest, race, weak = std::weak_ptr(promise.shared_state())](Cancel how) {
-    if (how == Cancel::all) {
-      interest.cancel();
-      return false;
-    }
-    if (!race->take()) return true;
-    interest.give_up([&] {
-      if (!race->lose()) return;
-      if (const auto state = weak.lock()) state->set_exception(given_up_work());
-    });
-    return true;
-  });
-}
-// Completes `promise` with what `make` makes of the member, unless another member was first; then
-// the group lets the others go.
-template <class Value, class T, class Make>
-void offer_to_any(const Promise<Value>& promise, const std::shared_ptr<GroupRace>& race,
-                  const GroupInterest& interest, std::size_t index, const StateOf<T>& member,
-                  Make make) {
-  interest.watch(index, [promise, race, interest, state = member, make] {
-    if (!race->take()) {
-      if (race->lose()) promise.set_exception(given_up_work());
-      return;
-    }
-    interest.release();  // first: who sees the outcome may be the only one that holds a loser
-    if (!state->exception()) promise.shared_state()->set_arrived(state->arrived());
-    promise.fulfil([&]() -> Value { return make(Future<T>(state)); });
-  });
-}
 template <std::size_t I, class Variant, class T>
 Variant alternative_of(const Future<T>& member) {
   if constexpr (std::is_void_v<T>) {
@@ -317,7 +226,8 @@ Variant alternative_of(const Future<T>& member) {
 }  // namespace detail
 
 // Completes with the first of `futures` that completes: its index and value, or its error. At least
-// one must be given. Cancelling it cancels them all; without that the others continue.
+// one must be given. The others go on; cancelling the returned future cancels all that have not
+// ended.
 template <class T>
 [[nodiscard]] auto when_any(std::vector<Future<T>> futures) {
   using Value = std::conditional_t<std::is_void_v<T>, std::size_t,
@@ -327,24 +237,18 @@ template <class T>
   detail::require_members("when_any()", futures);
   Promise<Value> promise;
   auto result = promise.future();
-  const detail::GroupInterest interest(futures);
-  const auto members = detail::states_of(futures);
-  futures.clear();  // here, and not at the end of the caller's expression
-  const auto race = std::make_shared<detail::GroupRace>(members->size());
-  detail::cancel_together(promise, interest, race);
-  interest.begin([&] {
-    for (std::size_t i = 0; i < members->size(); ++i) {
-      detail::offer_to_any<Value, T>(promise, race, interest, i, (*members)[i],
-                                     [i](const Future<T>& member) -> Value {
-                                       if constexpr (std::is_void_v<T>) {
-                                         member.get();
-                                         return i;
-                                       } else {
-                                         return Value(i, member.get());
-                                       }
-                                     });
-    }
-  });
+  detail::Race<Value> race(promise);
+  for (std::size_t i = 0; i < futures.size(); ++i) {
+    race.watch(futures[i].shared_state(), [i](const Future<T>& member) -> Value {
+      if constexpr (std::is_void_v<T>) {
+        member.get();
+        return i;
+      } else {
+        return Value(i, member.get());
+      }
+    });
+  }
+  std::move(race).begin();
   return result;
 }
 template <class T, class... Ts>
@@ -362,22 +266,13 @@ requires(!(std::is_same_v<T, Ts> && ...))
                              typename detail::FutureState<Ts>::Stored...>;
   Promise<Value> promise;
   auto result = promise.future();
-  const detail::GroupInterest interest(first, others...);
-  const std::tuple members(first.shared_state(), others.shared_state()...);
-  first = {};
-  ((others = {}), ...);
-  const auto race = std::make_shared<detail::GroupRace>(1 + sizeof...(Ts));
-  detail::cancel_together(promise, interest, race);
-  interest.begin([&] {
-    detail::offer_to_any<Value, T>(promise, race, interest, 0, std::get<0>(members),
-                                   &detail::alternative_of<0, Value, T>);
-    [&]<std::size_t... I>(std::index_sequence<I...>) {
-      (detail::offer_to_any<Value, Ts>(promise, race, interest, I + 1, std::get<I + 1>(members),
-                                       &detail::alternative_of<I + 1, Value, Ts>),
-       ...);
-    }
-    (std::index_sequence_for<Ts...>());
-  });
+  detail::Race<Value> race(promise);
+  race.watch(first.shared_state(), &detail::alternative_of<0, Value, T>);
+  [&]<std::size_t... I>(std::index_sequence<I...>) {
+    (race.watch(others.shared_state(), &detail::alternative_of<I + 1, Value, Ts>), ...);
+  }
+  (std::index_sequence_for<Ts...>());
+  std::move(race).begin();
   return result;
 }
 

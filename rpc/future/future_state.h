@@ -20,7 +20,6 @@
 
 namespace stitch::rpc {
 class ArrivedMemory;
-class StopFlag;
 }  // namespace stitch::rpc
 
 namespace stitch::detail {
@@ -53,23 +52,20 @@ inline constexpr bool kCopyable = IsCopyable<T>::value;
 using CallbackList =
     std::list<base::UniqueFunction<void()>, base::RecyclingAllocator<base::UniqueFunction<void()>>>;
 
-// How far a cancellation goes.
-enum class Cancel {
-  all,       // also where others hold the outcome: Future::cancel()
-  own_work,  // only work whose outcome nothing else holds: a coroutine that is asked to stop
-};
-
-// Stops the work behind a future. True, of own work: the future completes once that has ended.
-// Else it is completed at once.
-using Canceller = base::UniqueFunction<bool(Cancel)>;
+class FutureStateBase;
+// Futures that are still to be asked to stop.
+using ToStop = std::vector<std::shared_ptr<FutureStateBase>>;
+// Asks the work behind a future to stop, and adds the futures that the work waits for to `more`.
+// True: the work completes the future when it ends. False: the future is completed with `cancelled`
+// now.
+using Canceller = base::UniqueFunction<bool(ToStop& more)>;
 
 // The part of a future's shared state that does not depend on its type: completion, waiting,
-// callbacks, cancelling. Its holds are the Future handles of it, and what takes part in it for one
-// (Interest), while it is not complete. Thread contract: any thread. Callbacks run exactly once, in
-// the order they were added, on the thread that completes the state or, when it is complete,
-// immediately on the thread that adds them; never under the lock. Callbacks of a state that a
-// callback completes or finds complete run after that callback returns (a long chain needs no deep
-// stack), or when it waits for a future.
+// callbacks, cancelling. Thread contract: any thread. Callbacks run exactly once, in the order they
+// were added, on the thread that completes the state or, when it is complete, immediately on the
+// thread that adds them; never under the lock. Callbacks of a state that a callback completes or
+// finds complete run after that callback returns (a long chain needs no deep stack), or when it
+// waits for a future. A callback that throws is reported on stderr, the first time, and counted.
 class FutureStateBase {
  public:
   FutureStateBase() = default;
@@ -85,73 +81,31 @@ class FutureStateBase {
   void wait() STITCH_EXCLUDES(mutex_);
   [[nodiscard]] bool wait_until(std::chrono::steady_clock::time_point deadline)
       STITCH_EXCLUDES(mutex_);
-  void on_ready(base::UniqueFunction<void()> callback) STITCH_EXCLUDES(mutex_);
-  // The same with its memory, one_callback(): adding it cannot fail.
-  void on_ready(CallbackList callback) STITCH_EXCLUDES(mutex_);
-  // Takes back one that was added so; nothing is done when the state is complete.
-  void remove(CallbackList::iterator callback) noexcept STITCH_EXCLUDES(mutex_);
-  [[nodiscard]] static CallbackList one_callback(base::UniqueFunction<void()> callback) {
-    CallbackList list;
-    list.push_back(std::move(callback));
-    return list;
-  }
+  void on_ready(base::UniqueFunction<void()> callback) noexcept STITCH_EXCLUDES(mutex_);
   // False when it was complete already; the first completion counts.
-  bool set_exception(std::exception_ptr exception) STITCH_EXCLUDES(mutex_);
+  bool set_exception(std::exception_ptr exception) noexcept STITCH_EXCLUDES(mutex_);
   // REQUIRES: ready().
   [[nodiscard]] const std::exception_ptr& exception() const noexcept { return exception_; }
-
-  // Calls the canceller and ask_to_stop(), then completes the state with `cancelled`, but where the
-  // canceller says that it completes by itself. Does nothing when it is complete. `share`, of this
-  // state: without one, the work of a chain of many may end after the state.
-  void cancel(Cancel how = Cancel::all, std::shared_ptr<FutureStateBase> share = nullptr)
-      STITCH_EXCLUDES(mutex_);
-  // The last promise is gone. Does nothing when it is complete.
+  // The last promise is gone. Does nothing when the state is complete.
   void drop_promise() noexcept STITCH_EXCLUDES(mutex_);
 
-  void add_hold() noexcept {
-    if (!ready()) holds_.fetch_add(1, std::memory_order_relaxed);
+  // Asks the work to stop, then completes the state with `cancelled`. Does nothing when it is
+  // complete.
+  void cancel() noexcept STITCH_EXCLUDES(mutex_);
+  // Asks the work behind these futures to stop, and what that waits for in turn, once each. Takes
+  // no stack for futures that wait for one another.
+  static void stop(ToStop states) noexcept;
+  // The work has been asked to stop, by either.
+  [[nodiscard]] bool asked_to_stop() const noexcept {
+    return asked_to_stop_.load(std::memory_order_acquire);
   }
-  void drop_hold() noexcept {
-    if (ready()) return;
-    if (holds_.fetch_sub(1, std::memory_order_acq_rel) == 1 &&
-        given_up_.load(std::memory_order_relaxed)) [[unlikely]]
-      stop_unheld();
-  }
-  // One of the holders does not want the outcome any more: once there are no holds, the work is
-  // stopped. Without this, dropping every hold lets the work go on.
-  void stop_once_unheld() noexcept { given_up_.store(true, std::memory_order_relaxed); }
-  enum class GivenUp {
-    complete,  // it was
-    stopping,  // completes once its work has stopped
-    goes_on,   // others hold it, or nothing can stop its work; as stop_once_unheld()
-  };
-  // One that has `own` holds, and keeps them, does not want the outcome any more. Stops the work
-  // if nothing else holds it. `share`: as of cancel().
-  [[nodiscard]] GivenUp give_up(unsigned own, std::shared_ptr<FutureStateBase> share) noexcept
-      STITCH_EXCLUDES(mutex_);
-  // For the future of a coroutine: it is one from now on, and `stop` is what its code sees.
-  void set_coroutine(std::shared_ptr<rpc::StopFlag> stop) STITCH_EXCLUDES(mutex_);
-  // What stops what the coroutine awaits, until clear_awaited(). False when the coroutine was asked
-  // to stop while it awaited nothing: it is to be stopped now, once.
-  [[nodiscard]] bool set_awaited(Canceller stop) STITCH_EXCLUDES(mutex_);
-  void clear_awaited() STITCH_EXCLUDES(mutex_);
-  // Stops what the coroutine behind this state awaits, which ends it in turn, or what it awaits
-  // next; also where its future has been cancelled, and its code goes on. False, and nothing is
-  // done, when it is not a coroutine that has awaited something.
-  bool stop_coroutine() STITCH_EXCLUDES(mutex_);
-  // For the coroutine behind this state, which goes on after it was asked to stop: its token says
-  // so from here on, also where the thread for stop callbacks has not come to that yet.
-  void show_stop() STITCH_EXCLUDES(mutex_);
+  // Replaces the canceller, which is dropped when the state completes. Calls this one at once when
+  // the work was asked to stop before.
+  void set_canceller(Canceller canceller) noexcept STITCH_EXCLUDES(mutex_);
+  // A stop goes on to `source`, whose end completes this state.
+  void pass_stops_to(const std::shared_ptr<FutureStateBase>& source) noexcept;
 
-  // What cancel() calls; dropped at completion. False, and it is not kept: the state is complete,
-  // or was asked to stop while what was to end it went on: what this would stop is to be stopped.
-  bool set_canceller(Canceller canceller) STITCH_EXCLUDES(mutex_);
-
-  // The memory on devices that the outcome brings, null for none. Set before the outcome.
-  void set_arrived(std::shared_ptr<const rpc::ArrivedMemory> memory) noexcept {
-    arrived_ = std::move(memory);
-  }
-  // REQUIRES: ready().
+  // The memory on devices that the value brings, null for none. REQUIRES: ready().
   [[nodiscard]] const std::shared_ptr<const rpc::ArrivedMemory>& arrived() const noexcept {
     return arrived_;
   }
@@ -166,116 +120,61 @@ class FutureStateBase {
   [[nodiscard]] bool claim() noexcept {
     return !claimed_.exchange(true, std::memory_order_acq_rel);
   }
-  void publish() STITCH_EXCLUDES(mutex_);
+  void publish() noexcept STITCH_EXCLUDES(mutex_);
   // As the canceller, for kinds of states that know how to stop their own work.
   virtual void ask_to_stop() {}
-  [[nodiscard]] virtual bool stops_own_work() const noexcept { return false; }
 
-  std::exception_ptr exception_;  // written between claim() and publish(), constant after
+  // Written between claim() and publish(), constant after.
+  std::exception_ptr exception_;
+  std::shared_ptr<const rpc::ArrivedMemory> arrived_;
 
  private:
+  friend class Watch;
+  void on_ready(CallbackList callback) noexcept STITCH_EXCLUDES(mutex_);
+  void remove(CallbackList::iterator callback) noexcept STITCH_EXCLUDES(mutex_);
+  void ask(ToStop& more) noexcept STITCH_EXCLUDES(mutex_);
   void hand_over_memory() const;
-  [[nodiscard]] bool can_stop() STITCH_REQUIRES(mutex_) {
-    return coroutine_ || canceller_ || stops_own_work();
-  }
-  void stop_unheld() noexcept STITCH_EXCLUDES(mutex_);
-  std::shared_ptr<const rpc::ArrivedMemory> arrived_;  // likewise, or before
+
   std::atomic<bool> claimed_{false};
   base::AwaitedFlag ready_;
-  std::atomic<bool> given_up_{false};
-  std::atomic<unsigned> holds_{0};
+  std::atomic<bool> asked_to_stop_{false};  // written under mutex_
   base::Mutex mutex_;
   base::CondVar completed_;
   CallbackList callbacks_ STITCH_GUARDED_BY(mutex_);
   Canceller canceller_ STITCH_GUARDED_BY(mutex_);
-  std::shared_ptr<rpc::StopFlag> coroutine_ STITCH_GUARDED_BY(mutex_);
-  bool asked_to_stop_ STITCH_GUARDED_BY(mutex_) = false;
 };
 
-// The hold of what takes part in an outcome for a future of its own: a then(), a group, a served
-// call. Its canceller and its callback come to an agreement: exactly one of them ends what it takes
-// part for, and what is given up does not begin any more. Thread contract: any thread; who calls a
-// method has a share of it.
-class Interest {
+// A callback of a future that ends with this object, unless it has begun by then. Thread contract:
+// one thread at a time.
+class Watch {
  public:
-  explicit Interest(std::shared_ptr<FutureStateBase> in) : in_(std::move(in)) { in_->add_hold(); }
-  ~Interest() { drop_hold(); }
-  Interest(const Interest&) = delete;
-  Interest& operator=(const Interest&) = delete;
-  [[nodiscard]] const std::shared_ptr<FutureStateBase>& state() const noexcept { return in_; }
-  // Has `callback`, which calls begin() before it does anything, called once the state is complete.
-  void watch(CallbackList callback) {
-    callback_ = callback.begin();
-    in_->on_ready(std::move(callback));
-    if ((callback_state_.fetch_or(kWatches, std::memory_order_acq_rel) & kTakenBack) != 0)
-      in_->remove(callback_);
+  Watch(const std::shared_ptr<FutureStateBase>& state, base::UniqueFunction<void()> callback)
+      : state_(state) {
+    CallbackList list;
+    list.push_back(std::move(callback));
+    callback_ = list.begin();
+    state->on_ready(std::move(list));
   }
-  enum class Begin : unsigned char {
-    yes,
-    stopped,  // it was given up, and its work has ended: end what it takes part for, and no more
-    no,       // it was given up: that has been ended
-  };
-  [[nodiscard]] Begin begin() noexcept {
-    Step step = Step::held;
-    if (to(step, Step::begun)) return Begin::yes;
-    if (step == Step::stopping && to(step, Step::begun)) return Begin::stopped;
-    return Begin::no;
+  ~Watch() {
+    if (const auto state = state_.lock()) state->remove(callback_);
   }
-  // All: cancels the state, or, where it is complete, the callback. Own work: gives the state up.
-  // True: the callback has begun, or is called once the work has stopped. False: it is not called
-  // any more, or, where it `stays`, begins no more; and what it was for is to be ended now.
-  bool cancel(Cancel how, bool stays = false) {
-    Step step = Step::held;
-    if (how == Cancel::all) {
-      if (!in_->ready()) {
-        in_->cancel();
-      } else {
-        release();
-      }
-      return false;
-    }
-    if (!to(step, Step::stopping)) return step != Step::gone;
-    if (in_->give_up(1, in_) != FutureStateBase::GivenUp::goes_on) return true;
-    step = Step::stopping;
-    if (!to(step, Step::gone)) return true;
-    stays ? drop_hold() : take_back();
-    return false;
-  }
-  // It takes part no more, unless its callback has begun. The work goes on.
-  void release() noexcept {
-    Step step = Step::held;
-    if (to(step, Step::gone)) take_back();
-  }
+  Watch(Watch&&) noexcept = default;  // leaves `other` without a callback
+  Watch& operator=(Watch&&) = delete;
+  // Null when the future is gone.
+  [[nodiscard]] std::shared_ptr<FutureStateBase> state() const noexcept { return state_.lock(); }
 
  private:
-  enum class Step : unsigned char { held, begun, stopping, gone };
-  bool to(Step& from, Step next) noexcept {
-    return step_.compare_exchange_strong(from, next, std::memory_order_acq_rel);
-  }
-  void take_back() noexcept {
-    if ((callback_state_.fetch_or(kTakenBack, std::memory_order_acq_rel) & kWatches) != 0)
-      in_->remove(callback_);
-    drop_hold();
-  }
-  void drop_hold() noexcept {
-    if (holds_.exchange(false, std::memory_order_acq_rel)) in_->drop_hold();
-  }
-
-  static constexpr unsigned char kWatches = 1, kTakenBack = 2;
-  const std::shared_ptr<FutureStateBase> in_;
-  std::atomic<Step> step_{Step::held};
-  std::atomic<unsigned char> callback_state_{0};
-  std::atomic<bool> holds_{true};
-  CallbackList::iterator callback_;  // constant once it watches
+  std::weak_ptr<FutureStateBase> state_;
+  CallbackList::iterator callback_;
 };
-[[nodiscard]] inline std::shared_ptr<Interest> make_interest(std::shared_ptr<FutureStateBase> in) {
-  return std::allocate_shared<Interest>(base::RecyclingAllocator<Interest>(), std::move(in));
-}
 
-// The outcome of what was given up.
-[[nodiscard]] std::exception_ptr given_up_work() noexcept;
-// The outcome of a promise that was not kept.
-[[nodiscard]] std::exception_ptr dropped_promise() noexcept;
+// The outcome of what was cancelled.
+[[nodiscard]] std::exception_ptr cancelled() noexcept;
+// Calls a callback of the program. One that throws is reported on stderr, the first time in this
+// process, and counted; `kind` is what gave it to us, such as "Future::on_ready()".
+void call_back(const char* kind, base::UniqueFunction<void()>& callback) noexcept;
+// How often one has thrown.
+[[nodiscard]] std::uint64_t callbacks_thrown() noexcept;
 
 template <class T>
 class FutureState : public FutureStateBase {
@@ -285,9 +184,35 @@ class FutureState : public FutureStateBase {
   // False when it was complete already.
   template <class... Args>
   bool set_value(Args&&... args) {
+    return set_value_with(nullptr, std::forward<Args>(args)...);
+  }
+  // The same with the memory on devices that the value brings.
+  template <class... Args>
+  bool set_value_with(std::shared_ptr<const rpc::ArrivedMemory> arrived, Args&&... args) {
     if (!claim()) return false;
+    arrived_ = std::move(arrived);
     try {
       value_.emplace(std::forward<Args>(args)...);
+    } catch (...) {
+      exception_ = std::current_exception();
+    }
+    publish();
+    return true;
+  }
+  // Completes with the outcome of `from`, which is complete; a value that cannot be copied is moved
+  // out of it. False as above.
+  bool take_outcome(FutureState& from) noexcept {
+    if (!claim()) return false;
+    arrived_ = from.arrived();
+    exception_ = from.exception();
+    try {
+      if (exception_ == nullptr) {
+        if constexpr (kCopyable<Stored>) {
+          value_.emplace(from.value());
+        } else {
+          value_.emplace(std::move(from.value()));
+        }
+      }
     } catch (...) {
       exception_ = std::current_exception();
     }

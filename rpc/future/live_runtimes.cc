@@ -24,11 +24,6 @@ LiveRuntimes& LiveRuntimes::of_this_process() {
   return *known;
 }
 
-namespace {
-// When the program starts: the first wait for a future then takes no memory.
-[[maybe_unused]] const LiveRuntimes& made_beforehand = LiveRuntimes::of_this_process();
-}  // namespace
-
 void LiveRuntimes::add(const std::shared_ptr<Runtime>& runtime) {
   base::MutexLock lock(mutex_);
   records_.push_back({runtime.get(), runtime});

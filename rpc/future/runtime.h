@@ -1,7 +1,6 @@
 #pragma once
 
 #include <chrono>
-#include <stop_token>
 #include <string>
 
 #include "stitch/base/mutex.h"
@@ -18,8 +17,13 @@ class Runtime {
  public:
   // Runs `task` on the user-function threads, or here when they have ended.
   virtual void post(base::UniqueFunction<void()> task) = 0;
-  // Requests the stop on a thread that is reserved for stop callbacks, which may wait for futures.
-  virtual void run_stop(std::stop_source source) = 0;
+  // Runs `task`, which calls stop callbacks, on a thread that is reserved for these; they may wait
+  // for futures.
+  virtual void run_stop(base::UniqueFunction<void()> task) = 0;
+  // Runs `task` as post() does, at `when` or soon after, unless the returned function is called
+  // before. Destroys it uncalled when the worker has ended by then.
+  [[nodiscard]] virtual base::UniqueFunction<void()> call_at(Clock::time_point when,
+                                                             base::UniqueFunction<void()> task) = 0;
   // For a thread that waits for `done`, which an answer may set: reads messages of this worker, and
   // sleeps until they come, unless another thread reads. True when `done` is set.
   virtual bool help(base::AwaitedFlag& done, Clock::time_point deadline) = 0;

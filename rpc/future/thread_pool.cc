@@ -6,7 +6,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <deque>
-#include <new>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -14,7 +13,6 @@
 #include "stitch/base/error.h"
 #include "stitch/base/forked.h"
 #include "stitch/base/mutex.h"
-#include "stitch/base/reserve.h"
 
 namespace stitch::rpc {
 
@@ -28,9 +26,7 @@ struct ThreadPool::State : std::enable_shared_from_this<ThreadPool::State> {
   base::Mutex mutex;
   base::CondVar work;
   base::CondVar ended;
-  // From the reserve where there is no other memory: what ends something may have to be posted.
-  std::deque<base::UniqueFunction<void()>, base::ReservedAllocator<base::UniqueFunction<void()>>>
-      queue STITCH_GUARDED_BY(mutex);
+  std::deque<base::UniqueFunction<void()>> queue STITCH_GUARDED_BY(mutex);
   std::atomic<std::size_t> queued{0};  // a copy of queue.size(), written under the lock
   // Counted as running already: for each there is a thread that is idle or just starting, and every
   // thread looks here first. So none of them waits for another task to end.
@@ -72,10 +68,13 @@ struct ThreadPool::State : std::enable_shared_from_this<ThreadPool::State> {
       add_thread();
     }
   }
+  // Of BlockingRegion.
+  void begin_wait() STITCH_EXCLUDES(mutex);
+  void end_wait() STITCH_EXCLUDES(mutex);
   // Adds a thread. When the system has none, only counts that: the existing threads serve on.
   void add_thread() noexcept STITCH_REQUIRES(mutex);
   // Says why, the first time.
-  void miss_thread(const char* why) noexcept STITCH_REQUIRES(mutex);
+  void miss_thread(const std::string& why) noexcept STITCH_REQUIRES(mutex);
   [[nodiscard]] base::UniqueFunction<void()> take_begun() STITCH_REQUIRES(mutex) {
     base::UniqueFunction<void()> task = std::move(begun.front());
     begun.pop_front();
@@ -93,42 +92,30 @@ struct ThreadPool::State : std::enable_shared_from_this<ThreadPool::State> {
 };
 
 void ThreadPool::State::add_thread() noexcept {
-  char why[200];  // there may be no memory for a string
   if (alive >= max_running + kMaxExtra) {
-    std::snprintf(why, sizeof why,
-                  "%d of its handlers wait for something, and no more threads are added",
-                  kMaxExtra);
-    return miss_thread(why);
+    return miss_thread(std::to_string(kMaxExtra) +
+                       " of its handlers wait for something, and no more threads are added");
   }
   ++alive;
   waking = true;
   try {
     start_thread(shared_from_this());
-  } catch (const std::exception& error) {  // no thread, or no memory
+  } catch (const std::system_error& error) {
     --alive;
     waking = false;
-    std::snprintf(why, sizeof why, "the system has no thread for it: %s", error.what());
-    miss_thread(why);
+    miss_thread(std::string("the system has no thread for it: ") + error.what());
   }
 }
 
-void ThreadPool::State::miss_thread(const char* why) noexcept {
+void ThreadPool::State::miss_thread(const std::string& why) noexcept {
   if (missed++ > 0) return;
-  std::fprintf(stderr, "stitch: calls wait in thread pool \"%s\": %s\n", name.c_str(), why);
+  std::fprintf(stderr, "stitch: calls wait in thread pool \"%s\": %s\n", name.c_str(), why.c_str());
 }
 
 namespace {
 thread_local ThreadPool::State* serving = nullptr;
 thread_local std::weak_ptr<ThreadPool::State>* serving_owner = nullptr;
 thread_local bool guest = false;  // it serves inside run_one_here()
-
-void run(base::UniqueFunction<void()>& task) {
-  try {
-    task();
-  } catch (const std::bad_alloc&) {
-    // What it holds ends with it: a call is answered by its destructor.
-  }
-}
 }  // namespace
 
 ThreadPool::ThreadPool(int threads, std::string name, std::chrono::nanoseconds linger)
@@ -186,7 +173,7 @@ void ThreadPool::serve(const std::shared_ptr<State>& state) {
     base::UniqueFunction<void()> task =
         state->begun.empty() ? state->begin_task(false) : state->take_begun();
     lock.unlock();
-    run(task);
+    task();
     // The task forked and has returned in the child, where even destroying it may block forever: on
     // a mutex that another thread held at the fork.
     if (fork != base::fork_count()) ::_exit(EXIT_FAILURE);
@@ -204,11 +191,7 @@ void ThreadPool::serve(const std::shared_ptr<State>& state) {
 bool ThreadPool::post(base::UniqueFunction<void()>& task) {
   base::MutexLock lock(state_->mutex);
   if (state_->closed) return false;
-  try {
-    state_->enqueue(task);
-  } catch (const std::bad_alloc&) {
-    return false;
-  }
+  state_->enqueue(task);
   state_->wake_one();
   return true;
 }
@@ -224,11 +207,7 @@ bool ThreadPool::post_if_free(base::UniqueFunction<void()>& task) {
     if (before - state.blocked < state.max_running) state.add_thread();
     if (state.alive == before) return false;
   }
-  try {
-    state.begun.push_back(std::move(task));
-  } catch (const std::bad_alloc&) {
-    return false;
-  }
+  state.begun.push_back(std::move(task));
   ++state.running;
   state.work.notify_one();
   return true;
@@ -261,7 +240,7 @@ bool ThreadPool::run_one_here(bool watched) {
   serving_owner = &owner;
   guest = true;
   const auto fork = base::fork_count();
-  run(task);
+  task();
   if (fork != base::fork_count()) ::_exit(EXIT_FAILURE);  // as in serve()
   task = nullptr;
   serving = nullptr;
@@ -311,24 +290,40 @@ std::uint64_t ThreadPool::threads_missed() const {
   return state_->missed;
 }
 
-BlockingRegion::BlockingRegion()
-    : state_(serving_owner == nullptr ? nullptr : serving_owner->lock()) {
-  if (!state_) return;
-  if (waits_ != nullptr) waits_->fetch_add(1, std::memory_order_relaxed);
-  base::MutexLock lock(state_->mutex);
-  --state_->running;
-  if (!guest) ++state_->blocked;
-  state_->make_room(false);
+std::shared_ptr<ThreadPool::State> ThreadPool::of_this_thread() {
+  return serving_owner == nullptr ? nullptr : serving_owner->lock();
 }
 
-BlockingRegion::~BlockingRegion() {
-  if (!state_) return;
-  if (waits_ != nullptr) waits_->fetch_sub(1, std::memory_order_relaxed);
-  base::MutexLock lock(state_->mutex);
-  ++state_->running;
+void ThreadPool::State::begin_wait() {
+  base::MutexLock lock(mutex);
+  --running;
+  if (!guest) ++blocked;
+  make_room(false);
+}
+
+void ThreadPool::State::end_wait() {
+  base::MutexLock lock(mutex);
+  ++running;
   if (guest) return;
-  --state_->blocked;
-  if (state_->surplus()) state_->work.notify_one();  // one idle thread
+  --blocked;
+  if (surplus()) work.notify_one();  // one idle thread
 }
 
 }  // namespace stitch::rpc
+
+namespace stitch {
+
+BlockingRegion::BlockingRegion()
+    : pool_(rpc::ThreadPool::of_this_thread()), waits_(rpc::waits_here) {
+  if (!pool_) return;
+  if (waits_ != nullptr) waits_->fetch_add(1, std::memory_order_relaxed);
+  static_cast<rpc::ThreadPool::State*>(pool_.get())->begin_wait();
+}
+
+BlockingRegion::~BlockingRegion() {
+  if (!pool_) return;
+  if (waits_ != nullptr) waits_->fetch_sub(1, std::memory_order_relaxed);
+  static_cast<rpc::ThreadPool::State*>(pool_.get())->end_wait();
+}
+
+}  // namespace stitch

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "stitch/base/unique_function.h"
+#include "stitch/rpc/future/blocking_region.h"
 
 namespace stitch::rpc {
 
@@ -63,26 +64,13 @@ class ThreadPool {
 
   static constexpr int kMaxExtra = 256;
   struct State;  // shared with the threads, which may outlive the pool
+  // Of the pool that this thread serves; null for none, or when that has ended.
+  [[nodiscard]] static std::shared_ptr<State> of_this_thread();
 
  private:
-  friend class BlockingRegion;
   static void serve(const std::shared_ptr<State>& state);
   static void start_thread(const std::shared_ptr<State>& state);
   std::shared_ptr<State> state_;
-};
-
-// Says that this thread is about to wait for something another handler may have to do. On a pool
-// thread the pool adds a thread for the block if none is free; elsewhere it does nothing.
-class BlockingRegion {
- public:
-  BlockingRegion();
-  ~BlockingRegion();
-  BlockingRegion(const BlockingRegion&) = delete;
-  BlockingRegion& operator=(const BlockingRegion&) = delete;
-
- private:
-  std::shared_ptr<ThreadPool::State> state_;
-  std::atomic<int>* const waits_ = waits_here;
 };
 
 }  // namespace stitch::rpc

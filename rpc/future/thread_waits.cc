@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <new>
-#include <utility>
 
 #include "stitch/base/forked.h"
 #include "stitch/base/mutex.h"
@@ -48,9 +46,8 @@ struct AllWaits {
 };
 
 constinit thread_local Waits* own_waits = nullptr;
-// For what waits while the thread ends, after its Member; and where there is no memory for that.
+// For what waits while the thread ends, after its Member.
 constinit thread_local Waits unlisted_waits{};
-constinit thread_local bool had_no_memory = false;  // the thread's next wait may be listed
 
 // Takes part in AllWaits as long as its thread exists.
 class Member {
@@ -76,13 +73,8 @@ class Member {
 };
 
 Waits& join() noexcept {
-  try {
-    thread_local Member member;
-    own_waits = &member.waits();
-  } catch (const std::bad_alloc&) {
-    own_waits = &unlisted_waits;
-    had_no_memory = true;
-  }
+  thread_local Member member;
+  own_waits = &member.waits();
   return *own_waits;
 }
 
@@ -96,16 +88,13 @@ ThreadWaitScope::ThreadWaitScope(std::uint64_t call) noexcept {
     const ExecutionContext& context = ExecutionContext::current();
     one.call.store(call, std::memory_order_relaxed);
     one.worker.store(context.runtime.get(), std::memory_order_relaxed);
-    one.under.store(context.stop ? context.stop->outermost() : nullptr, std::memory_order_relaxed);
+    one.under.store(context.stop ? context.stop->call() : nullptr, std::memory_order_relaxed);
     one.since.store(Clock::now().time_since_epoch().count(), std::memory_order_relaxed);
   }
   here.depth.store(depth_ + 1, std::memory_order_release);
 }
 
-ThreadWaitScope::~ThreadWaitScope() {
-  own_waits->depth.store(depth_, std::memory_order_release);
-  if (depth_ == 0 && std::exchange(had_no_memory, false)) own_waits = nullptr;
-}
+ThreadWaitScope::~ThreadWaitScope() { own_waits->depth.store(depth_, std::memory_order_release); }
 
 std::vector<ThreadWait> thread_waits() {
   std::vector<ThreadWait> found;

@@ -13,7 +13,7 @@ struct ThreadWait {
   int thread = 0;                // base::this_thread_id()
   std::uint64_t call = 0;        // the id of the call whose outcome it is, 0 for others
   const void* worker = nullptr;  // the Runtime it runs on, compared only; null for none
-  const void* under = nullptr;   // the StopFlag of the call that it serves, likewise
+  const void* under = nullptr;   // StopFlag::call() of the call that it serves, likewise
   Clock::time_point since{};
   int depth = 0;  // 0 for the outermost wait of that thread
 };
@@ -24,8 +24,7 @@ struct ThreadWait {
 [[nodiscard]] std::vector<ThreadWait> thread_waits();
 
 // Notes that this thread waits for a future, for thread_waits(). Nested on its thread. Costs some
-// nanoseconds; takes no lock but for a thread's first, and is not noted where there is no memory
-// for that one.
+// nanoseconds; takes no lock but for a thread's first.
 class ThreadWaitScope {
  public:
   // `call` as in ThreadWait.

@@ -108,7 +108,7 @@ TEST_F(PassThreads, AHookThatThrowsOnTheWaitingThreadEndsThePass) {
 TEST_F(PassThreads, AHookThatBlocksKeepsNeitherCallsNorOtherPassesWaiting) {
   Gate gate;
   remote_hook = [&] {
-    const rpc::BlockingRegion blocking;
+    const BlockingRegion blocking;
     gate.pass();
   };
   const auto x = ones().requires_grad_();

@@ -218,7 +218,7 @@ TEST_F(Extensions, WhatAFrameBringsMayWaitForMessages) {
   std::atomic<int> answers{0};
   steering_.work = [&] {
     {
-      const stitch::rpc::BlockingRegion blocking;
+      const stitch::BlockingRegion blocking;
       gate.pass();
     }
     const stitch::WorkerScope scope((*cluster)[1]);

@@ -6,8 +6,8 @@
 namespace thread_pool_test {
 namespace {
 
+using stitch::BlockingRegion;
 using stitch::base::UniqueFunction;
-using stitch::rpc::BlockingRegion;
 using stitch::rpc::ThreadPool;
 using stitch::testing::eventually;
 
