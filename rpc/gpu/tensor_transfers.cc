@@ -122,11 +122,17 @@ TensorTransfers::TensorTransfers(const WorkerInfo& self, TransferHooks hooks)
     return hooks_.paths.empty() ||
            std::find(hooks_.paths.begin(), hooks_.paths.end(), path) != hooks_.paths.end();
   };
-  options.use_nccl = hooks_.unsealed && may_use("nccl");
+  options.use_nccl = may_use("nccl");
+  options.nccl_between_hosts = hooks_.unsealed;
   options.use_peer = may_use("peer");
   if (bridge_.identity != nullptr) options.identity = bridge_.identity(self_.id.value());
   options.send_frame = [this](PeerId to, base::Bytes frame) {
     hooks_.send_frame(worker_of(to), std::move(frame));
+  };
+  options.allocate = [this](int device, std::size_t bytes, transport::gpu::cuda::Stream stream) {
+    const c10::Storage memory = allocate_on(bridge_, device, bytes, stream);
+    return DeviceMemory{const_cast<void*>(memory.data_ptr().get()),
+                        std::make_shared<c10::Storage>(memory)};
   };
   options.why_no_nccl = GpuLibraries::of_process().why_no_nccl();
   options.say = [this](PeerId to, const std::string& text) {
@@ -166,18 +172,13 @@ void TensorTransfers::receive(const WorkerInfo& from, const TransferSection& sec
   try {
     for (; asked < section.transfers.size(); ++asked)
       receive_one(from, peer, section.transfers[asked], asked, arriving);
-  } catch (...) {
-    const Error error = to_error(std::current_exception());
+  } catch (const Error& error) {
     if (error.code() == ErrorCode::protocol) {
       arriving->drop();
       throw;
     }
     for (; asked < section.transfers.size(); ++asked) {
-      try {  // their source must not wait for what is not asked for
-        transfers_->refuse(peer, section.transfers[asked].id, error);
-      } catch (...) {
-        // Out of memory, or it has been asked for all the same.
-      }
+      transfers_->refuse(peer, section.transfers[asked].id, error);  // their source must not wait
       arriving->end(error, nullptr);
     }
   }
@@ -254,7 +255,6 @@ void TensorTransfers::debug_info(std::map<std::string, std::int64_t>& numbers) c
       numbers.emplace(std::string(name) + ".cuda:" + std::to_string(device), 1);
   }
   numbers.emplace("gpu.paths_paused", static_cast<std::int64_t>(counters.paused));
-  numbers.emplace("gpu.silent_peers", static_cast<std::int64_t>(counters.silences));
   numbers.emplace("gpu.transfers_sending", static_cast<std::int64_t>(counters.outgoing));
   numbers.emplace("gpu.transfers_receiving", static_cast<std::int64_t>(counters.incoming));
   numbers.emplace("gpu.transfer_retries", static_cast<std::int64_t>(counters.retries));

@@ -18,7 +18,7 @@ struct TransferHooks {
   std::function<void(const WorkerInfo& to, base::Bytes frame)> send_frame;
   // Transfers that a message has named cannot be begun: ends the connection to the peer.
   std::function<void(const WorkerInfo& to, const Error& why)> give_up;
-  // Whether bytes may leave the host as they are: NCCL neither seals them nor asks who is there.
+  // Whether bytes may leave the host as they are, as they do by NCCL.
   bool unsealed = true;
   // Options::gpu_paths.
   std::vector<std::string> paths = {};

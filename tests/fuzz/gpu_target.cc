@@ -45,10 +45,6 @@ static void decode(FrameKind kind, Bytes bytes) {
       return check_again(decode_comm_break(bytes), bytes);
     case FrameKind::forget:
       return check_again(decode_forget(bytes), bytes);
-    case FrameKind::alive:
-      return check_again(decode_alive(bytes), bytes);
-    case FrameKind::comm_waits:
-      return check_again(decode_comm_waits(bytes), bytes);
     case FrameKind::decline:
       return check_again(decode_decline(bytes), bytes);
   }
@@ -80,12 +76,10 @@ static Seeds seeds() {
   add("finished", FinishedFrame{7, pair, 1, "no memory"});
   add("cancel", CancelFrame{7, 3, "cancelled"});
   add("forget", ForgetFrame{7});
-  add("alive", AliveFrame{});
   add("decline", DeclineFrame{7});
   add("comm-open", CommOpenFrame{pair, 22807, 1 << 20, {}});
   add("comm-ready", CommReadyFrame{pair});
   add("comm-break", CommBreakFrame{pair, 1, "it failed"});
-  add("comm-waits", CommWaitsFrame{pair, 1});
   return list;
 }
 

@@ -25,14 +25,15 @@ std::int64_t count(stitch::Worker& worker, const std::string& key) {
 
 class DirectSecurity : public ::testing::Test {
  protected:
-  void SetUp() override { fake::workers_are_processes(true); }
   void TearDown() override {
     ::unsetenv("STITCH_INSECURE");
     fake::workers_are_processes(false);
     EXPECT_EQ(fake::take_violations(), "");
   }
   // Calls of two such workers: until one has gone by NCCL, or many that all go by staging.
-  static void expect_nccl(bool expected, const std::string& secret, std::optional<Encryption> how) {
+  static void expect_nccl(bool expected, const std::string& secret, std::optional<Encryption> how,
+                          bool on_hosts = true) {
+    fake::workers_are_processes(true, on_hosts);
     Cluster cluster(2, [&](Options& options) {
       options.secret = secret;
       options.encryption = how;
@@ -59,7 +60,11 @@ class DirectSecurity : public ::testing::Test {
   }
 };
 
-TEST_F(DirectSecurity, WithASecretTensorsDoNotGoByNccl) {
+TEST_F(DirectSecurity, WithASecretTensorsGoByNcclWithinAHost) {
+  expect_nccl(true, "a secret of the job", std::nullopt, false);
+}
+
+TEST_F(DirectSecurity, WithASecretTensorsDoNotGoByNcclFromHostToHost) {
   expect_nccl(false, "a secret of the job", std::nullopt);
   expect_nccl(false, "a secret of the job", Encryption::integrity);
 }

@@ -335,8 +335,13 @@ TEST_F(DirectTensors, AResultCarriesWhatTheHandlersStreamHasStillToCompute) {
   EXPECT_TRUE(holds(result.get(), 0, 9));
 }
 
+void by_staging(Options& options) {
+  worker0_maps(options);
+  options.gpu_paths = {"staging"};
+}
+
 TEST_F(DirectTensors, WithoutMemoryTheCallFailsNamingDevicePathAndPeer) {
-  Cluster cluster(2, worker0_maps);
+  Cluster cluster(2, by_staging);  // testing another path takes memory, too
   const at::Tensor tensor = cuda(0, 1, {kOwn});
   fake::fail_allocations(1);
   const auto error = error_of([&] { static_cast<void>(rpc_sync<same>("worker1", tensor)); });
@@ -357,7 +362,7 @@ at::Tensor forgets_memory(const at::Tensor& tensor) {
 }
 
 TEST_F(DirectTensors, WithoutMemoryForItsResultTheCallFailsToo) {
-  Cluster cluster(2, worker0_maps);
+  Cluster cluster(2, by_staging);  // testing another path takes memory, too
   const at::Tensor tensor = cuda(0, 1, {kOwn});
   const auto error =
       error_of([&] { static_cast<void>(rpc_sync<forgets_memory>("worker1", tensor)); });

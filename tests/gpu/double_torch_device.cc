@@ -346,9 +346,11 @@ c10::Stream from_raw(void* stream, c10::DeviceIndex device) {
 void* raw(const c10::Stream& stream) { return handle(stream); }
 
 std::atomic<bool> apart{false};
+std::atomic<bool> hosts{false};
 transport::gpu::ProcessIdentity identity(std::uint32_t worker) {
   auto same = transport::gpu::this_process();
   if (apart) same.process += worker;
+  if (hosts) same.host[0] += worker;
   return same;
 }
 
@@ -384,7 +386,10 @@ bool install() {
   return rpc::set_device_bridge(&kBridge);
 }
 
-void workers_are_processes(bool are) { apart = are; }
+void workers_are_processes(bool are, bool on_hosts) {
+  apart = are;
+  hosts = on_hosts;
+}
 
 void fill_later(const at::Tensor& tensor, float value, int gate) {
   Kernel kernel;

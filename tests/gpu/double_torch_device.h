@@ -27,8 +27,9 @@ inline constexpr int kDevices = 3;
 bool install();
 [[nodiscard]] transport::gpu::test::FakeGpu& gpu();
 
-// Each worker passes for a process of its own from now on, or again for one of this process.
-void workers_are_processes(bool apart);
+// Each worker passes for a process of its own from now on, maybe on a host of its own, or again for
+// one of this process.
+void workers_are_processes(bool apart, bool on_hosts = false);
 // Queues on the current stream of its device: fills a float tensor with `value`, once `gate` (0:
 // none) is open.
 void fill_later(const at::Tensor& tensor, float value, int gate = 0);

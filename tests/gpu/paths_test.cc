@@ -65,8 +65,13 @@ TEST(PathChoice, FollowsTheTable) {
       {"no NCCL there", end(1, 2, 'b', 0, 0), S::open, S::untried, 1, by_versions},
       {"other NCCL there", end(1, 2, 'b', 0, 22703), S::open, S::untried, 1, by_versions},
       {"no NCCL there and not wanted", end(1, 2, 'a', 0, 0), S::open, S::untried, 1, staging},
-      {"other patch of NCCL there", end(1, 2, 'b', 0, 22803), S::open, S::open, 1, {Path::nccl}},
+      {"other patch of NCCL there", end(1, 2, 'b', 0, 22803), S::open, S::open, 1, by_versions},
   };
+  const PathStates within_host{S::untried, S::open, false};
+  EXPECT_EQ(choose_path(here, end(1, 2, 'b', 0), within_host, 1).path, Path::nccl);
+  const PathChoice between = choose_path(here, end(2, 2, 'b', 0), within_host, 1);
+  EXPECT_EQ(between.path, Path::staging);
+  EXPECT_TRUE(between.sealed);
   for (const Row& row : rows) {
     const PathChoice choice = choose_path(here, row.destination, {row.peer, row.nccl}, row.bytes);
     EXPECT_EQ(choice.path, row.expected.path) << row.what;
@@ -127,10 +132,6 @@ TEST(TransferFrames, GoThereAndBack) {
   EXPECT_EQ(opened.unique_id.internal[127], 'x');
   EXPECT_EQ(decode_comm_ready(encode(CommReadyFrame{pair}).span()).pair, pair);
   EXPECT_EQ(decode_comm_break(encode(CommBreakFrame{pair, 1, "why"}).span()).text, "why");
-  EXPECT_EQ(bytes_of(encode(AliveFrame{})), std::vector<unsigned>{14});
-  const CommWaitsFrame waits = decode_comm_waits(encode(CommWaitsFrame{pair, 1}).span());
-  EXPECT_EQ(waits.pair, pair);
-  EXPECT_EQ(waits.from_source, 1);
   const std::byte data[3] = {};
   const base::Bytes frame = encode(DataFrame{1, 2, data});
   EXPECT_EQ(decode_data(frame.span()).bytes.size(), 3U);

@@ -1,8 +1,7 @@
 // Libraries that stand in for CUDA's and NCCL's when the loader is tested:
 //   PRETEND_RUNTIME   a runtime whose cudaGetDeviceCount() returns PRETEND_STATUS and
-//   PRETEND_DEVICES PRETEND_NCCL      an NCCL whose version is in the variable
-//   PRETEND_NCCL_VERSION; its first call
-//                     fails unless the variables that it needs are there already
+//                     PRETEND_DEVICES
+//   PRETEND_NCCL      an NCCL whose version is in the variable PRETEND_NCCL_VERSION
 #include <cstdlib>
 
 #ifdef PRETEND_RUNTIME
@@ -20,10 +19,6 @@ extern "C" const char* cudaGetErrorName(int) { return "cudaErrorInsufficientDriv
 
 #ifdef PRETEND_NCCL
 extern "C" int ncclGetVersion(int* version) {
-  if (std::getenv("NCCL_LAUNCH_ORDER_IMPLICIT") == nullptr ||
-      std::getenv("NCCL_ALLOC_P2P_NET_LL_BUFFERS") == nullptr) {
-    return 3;
-  }
   const char* const text = std::getenv("PRETEND_NCCL_VERSION");
   *version = text == nullptr ? 22809 : std::atoi(text);
   return 0;

@@ -56,8 +56,7 @@ TEST_F(Hostile, AnIdThatIsUsedAgainIsNotTheTransferOfABrokenCommunicator) {
   on_lane(world, [&](Lane& lane) {  // what the communicator has launched does not end
     FakeGpu::Kernel kernel;
     kernel.gate = gate;
-    EXPECT_EQ(world.gpu.launch(world.process(1), lane.receives(), std::move(kernel)),
-              cuda::kSuccess);
+    EXPECT_EQ(world.gpu.launch(world.process(1), lane.nccl(), std::move(kernel)), cuda::kSuccess);
   });
   world.network->pause(0);
   world.transfers[1]->on_frame(0, encode(CancelFrame{id, 12, "no"}).span());

@@ -1,6 +1,7 @@
 // Why a better path is not used is said once for each peer and reason, with versions or the error,
 // and counted.
 
+#include "stitch/transport/gpu/transfer_frames.h"
 #include "tests/gpu/transfers_world.h"
 #include "tests/support/plain_test.h"
 
@@ -27,13 +28,48 @@ TEST(Said, VersionsOfNcclThatDoNotMatchAreNamedAtBothEnds) {
   TransfersWorld world({.nccl_versions = {{1, nccl::version_code(2, 26, 5)}}});
   EXPECT_EQ(said_after_transfers(world, 0),
             Lines{"NCCL is not used, pinned memory is: it is 2.28.9 here and 2.26.5 there, and has "
-                  "to have the same major and minor number at both ends"});
+                  "to be the same version at both ends"});
   for (int i = 0; i < 3; ++i) world.expect_arrival(1, 1, 0, 0, 3000, 'c');
   EXPECT_TRUE(eventually([&] { return world.said(1, 0).size() == 1; }));
   EXPECT_NE(world.said(1, 0).at(0).find("2.26.5 here and 2.28.9 there"), std::string::npos);
   const auto counters = world.transfers[1]->counters();
   EXPECT_EQ(counters.nccl_version, nccl::version_code(2, 26, 5));
   EXPECT_EQ(counters.peers_nccl, (std::vector<std::pair<PeerId, int>>{{0, 22809}}));
+}
+
+// NCCL demands one version, to the last number: it would open no communicator.
+TEST(Said, AnotherPatchOfNcclIsAnotherVersion) {
+  TransfersWorld world({.nccl_versions = {{1, nccl::version_code(2, 28, 3)}}});
+  const Lines lines = said_after_transfers(world, 0);
+  ASSERT_EQ(lines.size(), 1U);
+  EXPECT_NE(lines[0].find("it is 2.28.9 here and 2.28.3 there"), std::string::npos) << lines[0];
+  EXPECT_EQ(world.gpu.calls("nccl_comm_init_rank_config"), 0U);
+  EXPECT_EQ(world.transfers[0]->counters().breaks, 0U);
+}
+
+// What a secret seals is not sent in plain from host to host; within one it stays there.
+TEST(Said, WithASecretNcclIsUsedWithinAHostOnly) {
+  const auto sealed = [](bool apart) {
+    return [apart](std::size_t worker, DeviceTransfers::Options& options) {
+      options.nccl_between_hosts = false;
+      if (apart) options.identity.host[0] += worker;
+    };
+  };
+  {
+    TransfersWorld world({.adjust = sealed(false)});
+    world.await_path(0, 0, 1, 1, Path::nccl);
+    EXPECT_EQ(world.said(0, 1), Lines{});
+  }
+  TransfersWorld world({.adjust = sealed(true)});
+  EXPECT_EQ(said_after_transfers(world, 0),
+            Lines{"NCCL is not used, pinned memory is: a secret is set, and NCCL between hosts "
+                  "encrypts nothing"});
+  EXPECT_EQ(world.gpu.calls("nccl_comm_init_rank_config"), 0U);
+  // Nor where only the destination has one.
+  world.transfers[1]->on_frame(
+      0, encode(CommOpenFrame{{0, 1, 1}, nccl::version_code(2, 28, 9), 4096, {}}).span());
+  world.expect_arrival(0, 0, 1, 1, 3000, 'd');
+  EXPECT_EQ(world.gpu.calls("nccl_comm_init_rank_config"), 0U);
 }
 
 TEST(Said, AnEndWithoutNcclIsNamedWithTheReasonIfItIsThisOne) {

@@ -45,14 +45,6 @@ void TestNetwork::stop() {
 
 void TestNetwork::send(std::size_t from, std::size_t to, Delivery delivery) {
   const std::lock_guard lock(mutex_);
-  if (inboxes_[from].frozen) {
-    inboxes_[from].sent.emplace_back(to, std::move(delivery));
-  } else {
-    enqueue(from, to, std::move(delivery));
-  }
-}
-
-void TestNetwork::enqueue(std::size_t from, std::size_t to, Delivery delivery) {
   if (cut_[from] || cut_[to]) return;
   Inbox& inbox = inboxes_[to];
   auto due = Clock::now() + std::chrono::microseconds(
@@ -81,16 +73,9 @@ void TestNetwork::pause(std::size_t worker) {
   inboxes_[worker].paused = true;
 }
 
-void TestNetwork::freeze(std::size_t worker) {
-  const std::lock_guard lock(mutex_);
-  inboxes_[worker].paused = inboxes_[worker].frozen = true;
-}
-
 void TestNetwork::resume(std::size_t worker) {
   const std::lock_guard lock(mutex_);
-  inboxes_[worker].paused = inboxes_[worker].frozen = false;
-  for (auto& [to, delivery] : std::exchange(inboxes_[worker].sent, {}))
-    enqueue(worker, to, std::move(delivery));
+  inboxes_[worker].paused = false;
   changed_.notify_all();
 }
 

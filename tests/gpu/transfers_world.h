@@ -40,15 +40,10 @@ class TestNetwork {
   void cut(std::size_t worker, const std::function<void(std::size_t)>& lost);
   // Nothing is delivered to that worker until resume().
   void pause(std::size_t worker);
-  // As if its process were stopped: nor is anything that it sends from now on.
-  void freeze(std::size_t worker);
   void resume(std::size_t worker);
-  // Called with each frame before it is sent; true: drop it.
   void stop();
 
  private:
-  void enqueue(std::size_t from, std::size_t to, Delivery delivery);
-
   using Clock = std::chrono::steady_clock;
   struct Item {
     std::size_t from = 0;
@@ -58,8 +53,6 @@ class TestNetwork {
     std::multimap<Clock::time_point, Item> items;
     std::map<std::size_t, Clock::time_point> last;  // by sender
     bool paused = false;
-    bool frozen = false;
-    std::vector<std::pair<std::size_t, Delivery>> sent;  // by it, while it was frozen
     std::thread thread;
   };
   void run(std::size_t worker);

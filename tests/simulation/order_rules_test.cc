@@ -40,20 +40,6 @@ TEST_F(OrderRules, ATentativeTransferHoldsBackThoseWithLargerKeys) {
   EXPECT_EQ(order_.launch()->key.number, 7U);
 }
 
-TEST_F(OrderRules, APairHasATransferWhoseTurnHasNotComeFromItsAgreementToItsLaunch) {
-  using Pairs = std::vector<TransferOrder::Pair>;
-  EXPECT_TRUE(order_.announce(1, 7, kNow));
-  EXPECT_EQ(order_.agreed(), Pairs{});
-  EXPECT_TRUE(order_.accept(2, 9, 1));
-  EXPECT_EQ(order_.agreed(), Pairs{2});
-  EXPECT_TRUE(order_.agree(1, 7, 30));
-  EXPECT_EQ(order_.agreed(), (Pairs{1, 2}));
-  EXPECT_TRUE(order_.launch());
-  EXPECT_EQ(order_.agreed(), Pairs{1});
-  EXPECT_TRUE(order_.launch());
-  EXPECT_EQ(order_.agreed(), Pairs{});
-}
-
 TEST_F(OrderRules, EqualClocksAreOrderedBySource) {
   order_.add_pair(3, End::source, 300);
   EXPECT_EQ(order_.announce(3, 1, kNow), 1U);

@@ -20,6 +20,7 @@
 namespace stitch::transport::gpu {
 
 class Lanes;
+class Transfers;
 
 // One life of one worker of the world, numbered by the layer above: a worker that comes back has
 // another PeerId.
@@ -86,16 +87,20 @@ class DeviceTransfers {
     std::string why_no_nccl;  // where there is none
     // What tells processes and hosts apart; this_process() but for tests of several in one.
     ProcessIdentity identity = this_process();
-    bool use_nccl = true;  // where the library is there
-    bool use_peer = true;  // between devices of one process
+    bool use_nccl = true;            // where the library is there
+    bool nccl_between_hosts = true;  // false: within a host only, since NCCL encrypts nothing
+    bool use_peer = true;            // between devices of one process
+    // Memory that copies between devices are tested with: of the kind that transfers have. Null: of
+    // cudaMalloc.
+    std::function<DeviceMemory(int device, std::size_t bytes, cuda::Stream stream)> allocate =
+        nullptr;
     std::chrono::nanoseconds cts_timeout = std::chrono::seconds(2);
-    std::chrono::nanoseconds open_timeout = std::chrono::seconds(20);   // of a communicator
-    std::chrono::nanoseconds stall_timeout = std::chrono::seconds(10);  // plus 10 ns a byte
+    std::chrono::nanoseconds open_timeout = std::chrono::seconds(60);  // of a communicator
+    // For so long, and 10 ns a byte, may nothing end of what a device runs by NCCL.
+    std::chrono::nanoseconds stall_timeout = std::chrono::seconds(60);
     std::chrono::nanoseconds abort_timeout = std::chrono::seconds(30);
     // Before a path that was refused or broke is tried again; see PathPause.
     std::chrono::nanoseconds reopen_backoff = std::chrono::seconds(1);
-    // A peer that owes something and is not heard of for so long: its transfers fail.
-    std::chrono::nanoseconds silence_timeout = std::chrono::seconds(60);
     std::size_t nccl_piece_bytes = std::size_t{64} << 20;  // larger transfers go in pieces
     // Communicators by which a device sends: for one more, the one that was not used for longest is
     // closed, if that is so long. Each takes some 100 MiB of the device.
@@ -170,11 +175,10 @@ class DeviceTransfers {
     std::map<int, std::size_t> communicators;        // by which a device sends or receives, now
     std::vector<int> held;                           // devices, by a lane_lock(), now
     std::vector<int> lost;                           // devices, to this process
-    std::size_t paused = 0;      // pairs of devices whose path is not to be tried yet
-    std::uint64_t silences = 0;  // of peers, that ended transfers
-    std::uint64_t breaks = 0;    // of communicators
-    std::uint64_t retries = 0;   // transfers that began again by staging
-    std::size_t outgoing = 0;    // under way
+    std::size_t paused = 0;     // pairs of devices whose path is not to be tried yet
+    std::uint64_t breaks = 0;   // of communicators
+    std::uint64_t retries = 0;  // transfers that began again by staging
+    std::size_t outgoing = 0;   // under way
     std::size_t incoming = 0;
   };
   [[nodiscard]] Counters counters() const;
@@ -182,9 +186,8 @@ class DeviceTransfers {
   [[nodiscard]] std::size_t under_way() const;
 
  private:
-  class Impl;
-  const std::shared_ptr<Lanes> lanes_;  // outlives impl_, which refers to it
-  const std::shared_ptr<Impl> impl_;
+  const std::shared_ptr<Lanes> lanes_;  // outlives transfers_, which refers to it
+  const std::shared_ptr<Transfers> transfers_;
 };
 
 }  // namespace stitch::transport::gpu

@@ -1,7 +1,6 @@
 #include "stitch/transport/gpu/gpu_libraries.h"
 
 #include <atomic>
-#include <cstdlib>
 
 #include "stitch/transport/gpu/api_symbols.h"
 #include "stitch/transport/gpu/loaded_library.h"
@@ -126,8 +125,6 @@ void GpuLibraries::look_for_cuda(const Names& names) {
 }
 
 void GpuLibraries::look_for_nccl(const Names& names) {
-  setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0);
-  setenv("NCCL_ALLOC_P2P_NET_LL_BUFFERS", "1", 0);
   const LoadedLibrary library = LoadedLibrary::find(names.nccl);
   if (!library.loaded()) {
     why_no_nccl_ = "no NCCL: " + library.why_not();

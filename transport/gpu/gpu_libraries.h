@@ -21,17 +21,15 @@ class GpuLibraries {
     std::vector<std::string> runtime = {"libcudart.so.13", "libcudart.so.12"};
     std::vector<std::string> nccl = {"libnccl.so.2"};
   };
-  // Oldest versions that will do. NCCL 2.26 is the first that launches the kernels of a device in
-  // the order of the host's calls (NCCL_LAUNCH_ORDER_IMPLICIT).
+  // Oldest versions that will do.
   static constexpr int kOldestCuda = 12000;
   static constexpr int kOldestNccl = nccl::version_code(2, 26, 0);
 
   // The libraries of this process, looked for by the first call; while an Override lives, its.
   static const GpuLibraries& of_process();
 
-  // Looks for the libraries. NCCL is looked for only where CUDA has a device. Before it is loaded
-  // NCCL_LAUNCH_ORDER_IMPLICIT=1 and NCCL_ALLOC_P2P_NET_LL_BUFFERS=1 are put into the environment,
-  // unless they are there.
+  // Looks for the libraries. NCCL is looked for only where CUDA has a device. Nothing is put into
+  // the environment: what NCCL reads there holds for all its users in the process.
   explicit GpuLibraries(const Names& names);
   // These tables; null: there is none, and `why_not` says why.
   GpuLibraries(const CudaApi* cuda, const NcclApi* nccl, const std::string& why_not);

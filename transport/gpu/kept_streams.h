@@ -19,7 +19,7 @@ namespace stitch::transport::gpu {
 // the streams. Thread contract: any thread.
 class KeptStreams {
  public:
-  static constexpr std::size_t kStreams = 4;  // of a lane
+  static constexpr std::size_t kStreams = 3;  // of a lane
   using Streams = std::array<cuda::Stream, kStreams>;
 
   // Those of a lane of that device that has ended; nothing when there are none.

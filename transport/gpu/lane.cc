@@ -1,7 +1,6 @@
 #include "stitch/transport/gpu/lane.h"
 
 #include <algorithm>
-#include <system_error>
 #include <utility>
 
 #include "stitch/base/signals.h"
@@ -24,26 +23,12 @@ void leak(std::vector<Lane::Watch> watches) {
   leaked.push_back(std::move(watches));
 }
 
-// One that throws is not called again.
-bool is_over(Lane::Watch& watch) {
-  try {
-    return watch();
-  } catch (...) {
-    return true;
-  }
-}
-
 }  // namespace
 
 Lane::Lane(const CudaApi& cuda, int device, KeptStreams& streams)
     : cuda_(cuda), device_(device), kept_streams_(streams), outgoing_(cuda), incoming_(cuda) {
   const base::SignalsBlocked blocked;
-  try {
-    thread_ = std::thread([this] { run(); });
-  } catch (const std::system_error& error) {
-    throw Error(ErrorCode::overloaded, "the thread of device " + std::to_string(device_) +
-                                           " cannot be started: " + error.code().message());
-  }
+  thread_ = std::thread([this] { run(); });
 }
 
 Lane::~Lane() {
@@ -78,6 +63,7 @@ std::vector<std::uint64_t> Lane::drop_pair(TransferOrder::Pair pair) {
   order_changed_ = true;
   changed_.notify_one();
   idle_.notify_all();
+  moved_ = Clock::now();  // others have time until what the pair has launched is aborted
   return order_.drop_pair(pair);
 }
 
@@ -115,17 +101,13 @@ void Lane::finish(TransferOrder::Pair pair) {
   order_changed_ = true;
   changed_.notify_one();
   idle_.notify_all();
+  moved_ = Clock::now();
   order_.finish(pair);
 }
 
 std::vector<TransferOrder::Pair> Lane::overdue(std::chrono::nanoseconds age) const {
   const base::MutexLock lock(mutex_);
   return order_.overdue(Clock::now() - age);
-}
-
-std::vector<TransferOrder::Pair> Lane::agreed() const {
-  const base::MutexLock lock(mutex_);
-  return order_.agreed();
 }
 
 std::size_t Lane::pending() const {
@@ -136,6 +118,11 @@ std::size_t Lane::pending() const {
 std::size_t Lane::launched() const {
   const base::MutexLock lock(mutex_);
   return order_.launched();
+}
+
+std::chrono::nanoseconds Lane::standing_still() const {
+  const base::MutexLock lock(mutex_);
+  return order_.launched() > 0 ? Clock::now() - moved_ : std::chrono::nanoseconds(0);
 }
 
 bool Lane::hold(Clock::time_point deadline) {
@@ -221,7 +208,7 @@ void Lane::drop_tasks() {
   } while (!tasks.empty());
 }
 
-void Lane::run() {
+void Lane::run() noexcept {
   set_up();
   Clock::time_point last_progress = Clock::now();
   std::chrono::nanoseconds back_off = kFirstBackOff;
@@ -256,13 +243,7 @@ bool Lane::run_tasks() {
     tasks.swap(tasks_);
     order_changed_ = false;  // launch() follows
   }
-  for (Task& task : tasks) {
-    try {
-      task();
-    } catch (...) {
-      // Whose step it was has been told, or cannot be.
-    }
-  }
+  for (Task& task : tasks) task();
   return !tasks.empty();
 }
 
@@ -271,7 +252,7 @@ bool Lane::poll() {
   bool progress = false;
   for (std::size_t i = 0; i < watches_.size();) {
     Watch watch = std::move(watches_[i]);
-    if (is_over(watch)) {
+    if (watch()) {
       progress = true;
       watches_[i] = std::move(watches_.back());
       watches_.pop_back();
@@ -287,7 +268,7 @@ bool Lane::launch() {
   bool progress = false;
   while (true) {
     if (issuing_) {
-      if (!is_over(issuing_)) return progress;
+      if (!issuing_()) return progress;
       issuing_ = nullptr;
       progress = true;
     }
@@ -297,15 +278,12 @@ bool Lane::launch() {
       const base::MutexLock lock(mutex_);
       const auto next = order_.launch();
       if (!next) return progress;
+      if (order_.launched() == 1) moved_ = Clock::now();
       number = next->key.number;
       launcher = launchers_.at(next->pair);
     }
     progress = true;
-    try {
-      issuing_ = launcher(number);
-    } catch (...) {
-      // As a watch.
-    }
+    issuing_ = launcher(number);
   }
 }
 

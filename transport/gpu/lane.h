@@ -26,8 +26,8 @@ namespace stitch::transport::gpu {
 // It never waits for an event, a peer or user code. Owned by Lanes.
 //
 // Thread contract: methods are in two groups: from any thread, and from tasks and watches only. The
-// order is guarded by a lock of the lane, which is never held while callbacks run. What a task, a
-// watch or a launcher throws ends that one alone: it must not leave its transfer waiting.
+// order is guarded by a lock of the lane, which is never held while callbacks run. Tasks, watches
+// and launchers throw nothing.
 class Lane {
  public:
   using Task = base::UniqueFunction<void()>;
@@ -43,7 +43,7 @@ class Lane {
   // launched before that returns true.
   using Launcher = std::function<Watch(std::uint64_t number)>;
 
-  // `streams` must outlive it. Throws Error(overloaded) when the system gives no thread.
+  // `streams` must outlive it. Throws std::system_error when the system gives no thread.
   Lane(const CudaApi& cuda, int device, KeptStreams& streams);
   // Ends the thread, once what is watched has happened; waits a bounded time for that.
   ~Lane();
@@ -64,10 +64,12 @@ class Lane {
   bool withdraw(TransferOrder::Pair pair, std::uint64_t number);
   void finish(TransferOrder::Pair pair);
   [[nodiscard]] std::vector<TransferOrder::Pair> overdue(std::chrono::nanoseconds age) const;
-  [[nodiscard]] std::vector<TransferOrder::Pair> agreed() const;
   // Transfers in the order that are not launched, and those launched and not finished.
   [[nodiscard]] std::size_t pending() const;
   [[nodiscard]] std::size_t launched() const;
+  // For how long nothing that was launched has ended, or was told to: 0 where nothing is launched.
+  // All of it is on one stream, in one order for all workers of the process.
+  [[nodiscard]] std::chrono::nanoseconds standing_still() const;
 
   // Keeps transfers from running NCCL on the device: announce() and accept() enter nothing until
   // release(). Waits until nothing is in the order and nothing launched is unfinished; false, and
@@ -96,8 +98,8 @@ class Lane {
   [[nodiscard]] const std::optional<Error>& failure() const noexcept { return failure_; }
   [[nodiscard]] cuda::Stream copies_in() const noexcept { return streams_[0]; }
   [[nodiscard]] cuda::Stream copies_out() const noexcept { return streams_[1]; }
-  [[nodiscard]] cuda::Stream sends() const noexcept { return streams_[2]; }
-  [[nodiscard]] cuda::Stream receives() const noexcept { return streams_[3]; }
+  // All launches of NCCL: the agreed order is the order of this stream.
+  [[nodiscard]] cuda::Stream nccl() const noexcept { return streams_[2]; }
   // Memory of kSinkBytes that receives what has no place to go; allocated when first asked for.
   // Null when there is none.
   static constexpr std::size_t kSinkBytes = std::size_t{64} << 20;
@@ -107,7 +109,7 @@ class Lane {
 
  private:
   using Clock = std::chrono::steady_clock;
-  void run();
+  void run() noexcept;
   void set_up();
   void tear_down();
   void drop_tasks();
@@ -139,7 +141,8 @@ class Lane {
   bool order_changed_ STITCH_GUARDED_BY(mutex_) = false;
   bool stopping_ STITCH_GUARDED_BY(mutex_) = false;
   int holders_ STITCH_GUARDED_BY(mutex_) = 0;
-  base::CondVar idle_;  // what holders wait for may have come
+  Clock::time_point moved_ STITCH_GUARDED_BY(mutex_){};  // when a launch began or ended last
+  base::CondVar idle_;                                   // what holders wait for may have come
 
   // Of the lane's thread.
   KeptStreams::Streams streams_{};

@@ -16,8 +16,8 @@ namespace stitch::gpu {
 // has seen the collective's end. Then neither waits for the other, whatever order they were called
 // in (transport/gpu/PROTOCOL.md, section 5); without it a collective and a transfer may wait for
 // each other, until the transfer counts as stalled, its communicator is aborted, and it goes
-// through pinned memory. Several may exist for one device. A value that is moved. Thread contract:
-// one thread at a time; any thread may destroy it but one that runs a callback of stitch.
+// through pinned memory (a minute). Several may exist for one device. A value that is moved. Thread
+// contract: one thread at a time; any thread may destroy it but one that runs a callback of stitch.
 class LaneLock {
  public:
   LaneLock() = default;  // holds nothing

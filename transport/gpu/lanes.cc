@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -74,10 +75,21 @@ Lane& Lanes::lane(int device) {
                                                  " is not there, this process has " +
                                                  std::to_string(device_count()));
   }
+  Lane* const lane = find_lane(device);
+  if (lane != nullptr) return *lane;
+  throw Error(ErrorCode::overloaded,
+              "the system gives no thread for device " + std::to_string(device));
+}
+
+Lane* Lanes::find_lane(int device) {
   const base::MutexLock lock(mutex_);
-  auto& lane = lanes_[static_cast<std::size_t>(device)];
-  if (lane == nullptr) lane = std::make_unique<Lane>(cuda_, device, *streams_);
-  return *lane;
+  auto& lane = lanes_.at(static_cast<std::size_t>(device));
+  try {
+    if (lane == nullptr) lane = std::make_unique<Lane>(cuda_, device, *streams_);
+  } catch (const std::system_error&) {
+    return nullptr;
+  }
+  return lane.get();
 }
 
 bool Lanes::lost(int device) const {
@@ -125,7 +137,7 @@ bool Lanes::run_apart(int device, base::UniqueFunction<void()> call,
     const base::SignalsBlocked blocked;
     std::thread(std::move(run)).detach();
     return true;
-  } catch (const std::exception&) {
+  } catch (const std::system_error&) {
     const base::MutexLock lock(apart_->mutex);
     --apart_->running;
     apart_->changed.notify_all();

@@ -47,6 +47,8 @@ class Lanes {
   // Throws Error(invalid_argument) for a device that is not there, Error(overloaded) when the
   // system gives no thread for it.
   [[nodiscard]] Lane& lane(int device);
+  // The same; null when the system gives no thread. For a device that is there.
+  [[nodiscard]] Lane* find_lane(int device);
   // Whether other users of NCCL hold it (Lane::hold). For a device that is there.
   [[nodiscard]] bool held(int device) const;
   // Whether it cannot be used any more by this process (Lane::failure).

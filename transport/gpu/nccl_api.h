@@ -36,7 +36,7 @@ constexpr int version_code(int major, int minor, int patch) {
 
 // ncclConfig_t of 2.28. A newer library reads as much as `size` says, an older one as much as it
 // knows: fields are only ever added at the end, and those that stitch sets are older than 2.26.
-// Both ends of a communicator have one major and minor version all the same (path_choice.h).
+// Both ends of a communicator have one version all the same (path_choice.h).
 struct Config {
   std::size_t size = sizeof(Config);
   unsigned magic = 0xcafebeef;

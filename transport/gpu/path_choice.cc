@@ -13,8 +13,6 @@
 namespace stitch::transport::gpu {
 namespace {
 
-constexpr int kFirstFiveDigitVersion = 10000;  // NCCL 2.9 and later: major * 10000 + minor * 100
-
 std::array<std::uint64_t, 2> host_id() {
   std::string text;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> text;
@@ -73,10 +71,7 @@ void PathPause::failure(std::chrono::nanoseconds first) {
   until_ = base::deadline_after(length_);
 }
 
-bool nccl_versions_match(int one, int other) noexcept {
-  return one >= kFirstFiveDigitVersion && other >= kFirstFiveDigitVersion &&
-         one / 100 == other / 100;
-}
+bool nccl_versions_match(int one, int other) noexcept { return one != 0 && one == other; }
 
 PathChoice choose_path(const PathEnd& source, const PathEnd& destination, const PathStates& states,
                        std::size_t bytes) {
@@ -92,10 +87,11 @@ PathChoice choose_path(const PathEnd& source, const PathEnd& destination, const 
     }
     return choice;
   }
+  const bool one_host = source.process.host == destination.process.host;
   // NCCL refuses two ranks on one GPU.
-  if (source.process.host == destination.process.host &&
-      source.device_uuid == destination.device_uuid)
-    return choice;
+  if (one_host && source.device_uuid == destination.device_uuid) return choice;
+  choice.sealed = !one_host && !states.nccl_between_hosts;
+  if (choice.sealed) return choice;
   choice.versions_differ = !nccl_versions_match(source.nccl_version, destination.nccl_version);
   if (choice.versions_differ) return choice;
   choice.open_nccl = states.nccl == PathState::untried;

@@ -50,13 +50,15 @@ enum class PathState : std::uint8_t {
 class PathPause {
  public:
   using Time = std::chrono::steady_clock::time_point;
-  static constexpr std::chrono::nanoseconds kLongest = std::chrono::minutes(1);
+  // NCCL leaves a thread behind for each communicator that does not come up.
+  static constexpr std::chrono::nanoseconds kLongest = std::chrono::hours(1);
 
   // It has failed. The first pause is `first`; each one that follows without success() between
   // them is twice as long, up to kLongest or `first`, whichever is longer.
   void failure(std::chrono::nanoseconds first);
   // A transfer has come by it.
   void success() { length_ = std::chrono::nanoseconds(0); }
+  [[nodiscard]] std::chrono::nanoseconds length() const { return length_; }
   [[nodiscard]] bool over() const { return std::chrono::steady_clock::now() >= until_; }
 
  private:
@@ -68,6 +70,7 @@ class PathPause {
 struct PathStates {
   PathState peer = PathState::closed;
   PathState nccl = PathState::closed;
+  bool nccl_between_hosts = true;
 };
 
 struct PathChoice {
@@ -75,9 +78,10 @@ struct PathChoice {
   bool open_nccl = false;        // besides: begin to open a communicator
   bool test_peer = false;        // besides: begin to test copies between the devices
   bool versions_differ = false;  // it would be by NCCL, if the two versions worked together
+  bool sealed = false;           // it would be by NCCL, if that was allowed between hosts
 };
 
-// Two NCCL versions work together if their major and minor numbers are equal.
+// Two ends of a communicator have one version of NCCL, to the last number: NCCL itself demands it.
 [[nodiscard]] bool nccl_versions_match(int one, int other) noexcept;
 
 // The path of a transfer of `bytes` from `source` to `destination`. Pure.

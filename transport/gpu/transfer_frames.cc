@@ -292,37 +292,11 @@ CommBreakFrame decode_comm_break(FrameBytes bytes) {
   return frame;
 }
 
-Bytes encode(const AliveFrame&) {
-  Bytes out;
-  const Writer writer(out, FrameKind::alive);
-  return out;
-}
-AliveFrame decode_alive(FrameBytes bytes) {
-  Reader(bytes, "ALIVE frame").expect_end();
-  return {};
-}
-
-Bytes encode(const CommWaitsFrame& frame) {
-  Bytes out;
-  Writer writer(out, FrameKind::comm_waits);
-  writer.write_pair(frame.pair);
-  writer.write(frame.from_source);
-  return out;
-}
-CommWaitsFrame decode_comm_waits(FrameBytes bytes) {
-  Reader reader(bytes, "COMM_WAITS frame");
-  CommWaitsFrame frame;
-  frame.pair = reader.read_pair();
-  frame.from_source = reader.read_flag() ? 1 : 0;
-  reader.expect_end();
-  return frame;
-}
-
 FrameKind kind_of(FrameBytes frame) {
   if (frame.empty()) throw Error(ErrorCode::protocol, "device transfer frame is empty");
   const auto kind = static_cast<std::uint8_t>(frame[0]);
   if (kind < static_cast<std::uint8_t>(FrameKind::hello) ||
-      kind > static_cast<std::uint8_t>(FrameKind::comm_waits)) {
+      kind > static_cast<std::uint8_t>(FrameKind::decline)) {
     throw Error(ErrorCode::protocol, "device transfer frame has kind " + std::to_string(kind));
   }
   return static_cast<FrameKind>(kind);

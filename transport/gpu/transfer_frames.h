@@ -29,8 +29,6 @@ enum class FrameKind : std::uint8_t {
   comm_break = 11,
   forget = 12,
   decline = 13,
-  alive = 14,
-  comm_waits = 15,
 };
 
 // A directed pair of devices of two workers in one of its epochs.
@@ -88,7 +86,6 @@ struct CancelFrame {  // source: the bytes will not come
 struct ForgetFrame {  // source: its CANCEL and that FINISHED crossed each other
   std::uint64_t id = 0;
 };
-struct AliveFrame {};  // transfers with the peer are under way here, and nothing else is to be said
 struct CommOpenFrame {
   PairName pair;
   std::int32_t nccl_version = 0;
@@ -103,10 +100,6 @@ struct CommBreakFrame {
   std::uint8_t from_source = 0;  // 1: the sender of the frame is the source of the pair
   std::string text;
 };
-struct CommWaitsFrame {  // what the sender is to do for the pair waits behind another one's
-  PairName pair;
-  std::uint8_t from_source = 0;  // as in COMM_BREAK
-};
 
 [[nodiscard]] base::Bytes encode(const HelloFrame& frame);
 [[nodiscard]] base::Bytes encode(const RtsFrame& frame);
@@ -118,11 +111,9 @@ struct CommWaitsFrame {  // what the sender is to do for the pair waits behind a
 [[nodiscard]] base::Bytes encode(const FinishedFrame& frame);
 [[nodiscard]] base::Bytes encode(const CancelFrame& frame);
 [[nodiscard]] base::Bytes encode(const ForgetFrame& frame);
-[[nodiscard]] base::Bytes encode(const AliveFrame& frame);
 [[nodiscard]] base::Bytes encode(const CommOpenFrame& frame);
 [[nodiscard]] base::Bytes encode(const CommReadyFrame& frame);
 [[nodiscard]] base::Bytes encode(const CommBreakFrame& frame);
-[[nodiscard]] base::Bytes encode(const CommWaitsFrame& frame);
 
 [[nodiscard]] FrameKind kind_of(std::span<const std::byte> frame);
 // REQUIRES: the frame has that kind.
@@ -136,10 +127,8 @@ struct CommWaitsFrame {  // what the sender is to do for the pair waits behind a
 [[nodiscard]] FinishedFrame decode_finished(std::span<const std::byte> frame);
 [[nodiscard]] CancelFrame decode_cancel(std::span<const std::byte> frame);
 [[nodiscard]] ForgetFrame decode_forget(std::span<const std::byte> frame);
-[[nodiscard]] AliveFrame decode_alive(std::span<const std::byte> frame);
 [[nodiscard]] CommOpenFrame decode_comm_open(std::span<const std::byte> frame);
 [[nodiscard]] CommReadyFrame decode_comm_ready(std::span<const std::byte> frame);
 [[nodiscard]] CommBreakFrame decode_comm_break(std::span<const std::byte> frame);
-[[nodiscard]] CommWaitsFrame decode_comm_waits(std::span<const std::byte> frame);
 
 }  // namespace stitch::transport::gpu

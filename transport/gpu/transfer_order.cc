@@ -133,23 +133,14 @@ void TransferOrder::finish(Pair pair) {
   --launched_;
 }
 
-template <class Chosen>
-std::vector<TransferOrder::Pair> TransferOrder::pairs_of(Chosen chosen) const {
+std::vector<TransferOrder::Pair> TransferOrder::overdue(Time time) const {
   std::vector<Pair> pairs;
   for (const auto& [place, entry] : pending_) {
-    if (chosen(entry)) pairs.push_back(place.pair);
+    if (!entry.final && entry.announced <= time) pairs.push_back(place.pair);
   }
   std::sort(pairs.begin(), pairs.end());
   pairs.erase(std::unique(pairs.begin(), pairs.end()), pairs.end());
   return pairs;
-}
-
-std::vector<TransferOrder::Pair> TransferOrder::overdue(Time time) const {
-  return pairs_of([time](const Entry& each) { return !each.final && each.announced <= time; });
-}
-
-std::vector<TransferOrder::Pair> TransferOrder::agreed() const {
-  return pairs_of([](const Entry& each) { return each.final; });
 }
 
 }  // namespace stitch::transport::gpu

@@ -86,9 +86,6 @@ class TransferOrder {
   // The pairs with a transfer that was announced at `time` or before and has no CTS.
   [[nodiscard]] std::vector<Pair> overdue(Time time) const;
 
-  // The pairs with a transfer that both ends have agreed on and that is not launched here.
-  [[nodiscard]] std::vector<Pair> agreed() const;
-
   [[nodiscard]] std::size_t pending() const noexcept { return pending_.size(); }
   [[nodiscard]] std::size_t launched() const noexcept { return launched_; }
   [[nodiscard]] std::uint64_t clock() const noexcept { return clock_; }
@@ -112,9 +109,6 @@ class TransferOrder {
 
   [[nodiscard]] PairState* find(Pair pair);
   void check_clock(std::uint64_t clock, const char* frame) const;
-  // Those of which an entry is chosen.
-  template <class Chosen>
-  [[nodiscard]] std::vector<Pair> pairs_of(Chosen chosen) const;
 
   Limits limits_;
   std::uint64_t clock_ = 0;  // at least every clock value of a final key here

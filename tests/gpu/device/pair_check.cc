@@ -22,6 +22,7 @@
 
 #include "stitch/transport/gpu/gpu_libraries.h"
 #include "tests/gpu/device/pair_end.h"
+#include "tests/gpu/device/pair_stress.h"
 #include "tests/gpu/double/fake_gpu.h"
 #include "tests/support/temporary_folder.h"
 
@@ -43,6 +44,7 @@ struct Arguments {
   int delay_times = 4;            // that they are written
   std::string meeting{};          // of the double; empty: a GPU
   int socket = -1;                // of the second process
+  Stress stress{};                // in place of all else, if it takes any time
 };
 
 std::optional<FakeGpu> double_of(const Arguments& arguments) {
@@ -50,7 +52,8 @@ std::optional<FakeGpu> double_of(const Arguments& arguments) {
   FakeGpu::Options options;
   options.driving = FakeGpu::Driving::thread;
   options.devices = 1;
-  options.hardware_queues = 0;
+  const char* const queues = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+  options.hardware_queues = queues != nullptr ? std::atoi(queues) : 0;
   options.duplicate_gpu = true;
   options.network_transport = true;
   options.device_memory = std::size_t{8} << 30;
@@ -243,7 +246,8 @@ class Check {
 
 int run(const Arguments& arguments) {
   const bool second = arguments.socket >= 0;
-  if (arguments.path == Path::nccl) set_up_nccl(second ? 1 : 0);
+  const bool stress = arguments.stress.time.count() > 0;
+  if (arguments.path == Path::nccl) set_up_nccl(stress ? arguments.stress.number : second ? 1 : 0);
   std::optional<FakeGpu> fake = double_of(arguments);
   std::optional<GpuLibraries> tables;
   std::optional<GpuLibraries::Override> over;
@@ -259,7 +263,12 @@ int run(const Arguments& arguments) {
   }
   {
     const auto lanes = std::make_shared<Lanes>(*libraries.cuda(), libraries.nccl());
-    if (second) {
+    if (stress) {
+      std::optional<OtherProcesses> others;
+      if (arguments.stress.number == 0) others.emplace(arguments.stress);
+      run_stress(arguments.stress, others ? others->peers() : arguments.stress.peers, lanes);
+      if (others && !others->end()) fail("another process failed");
+    } else if (second) {
       PairEnd({arguments.socket, 1, lanes, arguments.path, arguments.delay, arguments.delay_times})
           .serve();
     } else {
@@ -293,10 +302,19 @@ Arguments parse(int argc, char** argv) {
       arguments.meeting = value;
     } else if (option == "--socket") {
       arguments.socket = std::stoi(value);
+    } else if (option == "--stress") {
+      arguments.stress.time = std::chrono::seconds(std::stoi(value));
+    } else if (option == "--processes") {
+      arguments.stress.processes = std::stoi(value);
+    } else if (option == "--number") {
+      arguments.stress.number = std::stoi(value);
+    } else if (option == "--peers") {
+      arguments.stress.peers = value;
     } else {
       fail("unknown option " + option);
     }
   }
+  arguments.stress.path = arguments.path;
   return arguments;
 }
 
@@ -309,6 +327,7 @@ int main(int argc, char** argv) try {
   auto arguments = parse(argc, argv);
   const stitch::testing::TemporaryFolder folder;
   if (arguments.meeting == "new") arguments.meeting = folder.path().string();
+  arguments.stress.meeting = arguments.meeting;
   return run(arguments);
 } catch (const std::exception& error) {
   std::printf("FAIL %s\n", error.what());

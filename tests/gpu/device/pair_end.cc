@@ -19,6 +19,7 @@ constexpr auto kLongestWait = std::chrono::minutes(1);
 constexpr char kFrame = 'F';
 constexpr char kNamed = 'N';     // a transfer: Named
 constexpr char kVerified = 'V';  // a transfer that was looked at: Verified
+constexpr char kDone = 'D';      // nothing more is sent, and all of it has been looked at
 
 struct Named {
   std::uint64_t id;
@@ -89,7 +90,7 @@ PairEnd::PairEnd(Options options)
   of_transfers.lanes = options_.lanes;
   of_transfers.use_nccl = options_.path == Path::nccl;
   // One GPU is taken for those of two hosts: NCCL does the same for distinct NCCL_HOSTID.
-  if (options_.path == Path::nccl) of_transfers.identity.host[0] ^= options_.number + 1;
+  if (options_.path == Path::nccl) of_transfers.identity.host[0] ^= options_.host + 1;
   of_transfers.send_frame = [this](PeerId, base::Bytes frame) {
     write(kFrame, frame.data(), frame.size());
   };
@@ -138,6 +139,11 @@ void PairEnd::read_all() {
     if (kind == kFrame) transfers_->on_frame(peer, body);
     if (kind == kNamed) on_named(body);
     if (kind == kVerified) on_verified(body);
+    if (kind == kDone) {
+      const std::lock_guard lock(mutex_);
+      other_is_done_ = true;
+      changed_.notify_all();
+    }
   }
   transfers_->on_peer_lost(peer, Error(ErrorCode::disconnected, "the other process is gone"));
   const std::lock_guard lock(mutex_);
@@ -279,6 +285,13 @@ std::uint64_t PairEnd::sent_by(Path path) const {
     if (each.sent && each.path == path) sum += each.messages;
   }
   return sum;
+}
+
+bool PairEnd::finish() {
+  write(kDone, nullptr, 0);
+  std::unique_lock lock(mutex_);
+  return changed_.wait_for(lock, kLongestWait, [this] { return other_is_done_ || lost_; }) &&
+         other_is_done_;
 }
 
 void PairEnd::serve() {

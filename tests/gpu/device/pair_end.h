@@ -52,6 +52,7 @@ class PairEnd {
     Path path = Path::staging;    // the only one it is to use, but while that is being opened
     std::size_t delay_bytes = 0;  // written on the device before and after each transfer
     int delay_times = 4;          // so often
+    std::uint64_t host = number;  // with a path of NCCL: that this process passes for
   };
   struct Outcome {
     bool sent = false;             // its end at the source
@@ -78,6 +79,9 @@ class PairEnd {
   [[nodiscard]] DeviceTransfers& transfers() noexcept { return *transfers_; }
   // Until the other end is gone.
   void serve();
+  // Where both ends send: waits for the other end's finish(). False after a minute, or if it is
+  // gone.
+  [[nodiscard]] bool finish();
 
  private:
   struct Arrived {
@@ -103,6 +107,7 @@ class PairEnd {
   std::map<std::uint64_t, Outcome> outcomes_;
   std::deque<Arrived> arrived_;
   bool lost_ = false;
+  bool other_is_done_ = false;
   bool ending_ = false;
   std::unique_ptr<DeviceTransfers> transfers_;
   std::thread verifier_;
