@@ -30,10 +30,10 @@ void note_device_in_use(c10::Device device) noexcept;
 class StreamSet {
  public:
   explicit StreamSet(std::vector<c10::Stream> streams) : streams_(std::move(streams)) {}
-  // Streams of libtorch's pool for the devices in use. What is queued on them runs after all that
-  // has been queued on the default streams of their devices. Null when no device is in use. A
-  // device that is lost is left out, unless it is one of `needed` (as devices_in_use): then it
-  // throws Error naming it.
+  // Streams of libtorch's pool for the devices in use, which are others' once this is gone. What is
+  // queued on them runs after all that has been queued on the default streams of their devices.
+  // Null when no device is in use. A device that is lost is left out, unless it is one of `needed`
+  // (as devices_in_use): then it throws Error naming it.
   [[nodiscard]] static std::shared_ptr<const StreamSet> from_pool(std::uint64_t needed = 0);
   // Those that are current on this thread, for the devices in use; null when all of them are
   // default streams.

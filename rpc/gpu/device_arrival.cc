@@ -117,64 +117,59 @@ void DeviceTensors::place(const std::shared_ptr<InMessage>& message, Next next,
   }
   std::unique_ptr<DeviceGate> gate;
   bool open = true;
+  auto arrival = std::make_unique<Arrival>();
+  arrival->acknowledgment = std::move(come->acknowledgment);
   try {
-    auto arrival = std::make_unique<Arrival>();
-    arrival->acknowledgment = std::move(come->acknowledgment);
-    try {
-      if (stopped) throw *stopped;
-      const Received& received = *come;
-      if (received.error && received.error->code() == ErrorCode::protocol &&
-          !received.error->remote())
-        throw *received.error;
-      std::set<std::uint32_t> cast;
-      auto tensors = read_section(*message, cast);
-      decode_tensors(*message);
-      put_received(*message, received);
-      for (const auto& each : tensors) {
-        const bool there = each.tensor < message->tensors.size() &&
-                           (received.error || message->tensors[each.tensor].defined());
-        if (!there) {
-          throw Error(ErrorCode::protocol,
-                      "section of devices names tensor " + std::to_string(each.tensor) + " of " +
-                          std::to_string(message->tensors.size()) + ", or one that is undefined");
-        }
-        if (received.error) continue;
-        const at::Tensor& tensor = message->tensors[each.tensor];
-        if (tensor.is_cpu() || tensor.device() == each.here) continue;
+    if (stopped) throw *stopped;
+    const Received& received = *come;
+    if (received.error && received.error->code() == ErrorCode::protocol &&
+        !received.error->remote())
+      throw *received.error;
+    std::set<std::uint32_t> cast;
+    auto tensors = read_section(*message, cast);
+    decode_tensors(*message);
+    put_received(*message, received);
+    for (const auto& each : tensors) {
+      const bool there = each.tensor < message->tensors.size() &&
+                         (received.error || message->tensors[each.tensor].defined());
+      if (!there) {
         throw Error(ErrorCode::protocol,
-                    "section of devices puts tensor " + std::to_string(each.tensor) + " on " +
-                        each.here.str() + ", its transfer has put it on " + tensor.device().str());
+                    "section of devices names tensor " + std::to_string(each.tensor) + " of " +
+                        std::to_string(message->tensors.size()) + ", or one that is undefined");
       }
-      for (const std::uint32_t tensor : cast) {
-        const at::Tensor& each = message->tensors[tensor];
-        if (!each.defined() || may_be_widened(each)) continue;  // undefined: it has not come
-        throw Error(ErrorCode::protocol, "section of devices has tensor " + std::to_string(tensor) +
-                                             " cast from " + each.toString() +
-                                             ", as which none travels");
-      }
-      arrival->tensors = std::move(tensors);
-      arrival->error = received.error;
-      for (const auto& each : arrival->tensors) {
-        if (arrival->error || own_.has(each.here)) continue;
-        arrival->error = no_such_device("tensor " + std::to_string(each.tensor + 1) + " of " +
-                                            std::to_string(message->tensors.size()),
-                                        each.here);
-      }
-      message->arrival = std::move(arrival);
-      gate = std::make_unique<DeviceGate>();
-      if (!message->arrival->error) put_on_devices(*message, *gate, received, cast);
-      open = gate->open();
-    } catch (...) {
-      const Error failed = to_error(std::current_exception());
-      if (failed.code() == ErrorCode::protocol) throw;
-      // What does not come for another reason, memory say, is an error of the call.
-      if (arrival) message->arrival = std::move(arrival);
-      message->arrival->error = failed;
-      open = true;
+      if (received.error) continue;
+      const at::Tensor& tensor = message->tensors[each.tensor];
+      if (tensor.is_cpu() || tensor.device() == each.here) continue;
+      throw Error(ErrorCode::protocol, "section of devices puts tensor " +
+                                           std::to_string(each.tensor) + " on " + each.here.str() +
+                                           ", its transfer has put it on " + tensor.device().str());
     }
+    for (const std::uint32_t tensor : cast) {
+      const at::Tensor& each = message->tensors[tensor];
+      if (!each.defined() || may_be_widened(each)) continue;  // undefined: it has not come
+      throw Error(ErrorCode::protocol, "section of devices has tensor " + std::to_string(tensor) +
+                                           " cast from " + each.toString() +
+                                           ", as which none travels");
+    }
+    arrival->tensors = std::move(tensors);
+    arrival->error = received.error;
+    for (const auto& each : arrival->tensors) {
+      if (arrival->error || own_.has(each.here)) continue;
+      arrival->error = no_such_device("tensor " + std::to_string(each.tensor + 1) + " of " +
+                                          std::to_string(message->tensors.size()),
+                                      each.here);
+    }
+    message->arrival = std::move(arrival);
+    gate = std::make_unique<DeviceGate>();
+    if (!message->arrival->error) put_on_devices(*message, *gate, received, cast);
+    open = gate->open();
   } catch (...) {
-    next(std::move(*message), to_error(std::current_exception()));
-    return;
+    const Error failed = to_error(std::current_exception());
+    if (failed.code() == ErrorCode::protocol) return next(std::move(*message), failed);
+    // What does not come for another reason, memory of a device say, is an error of the call.
+    if (arrival) message->arrival = std::move(arrival);
+    message->arrival->error = failed;
+    open = true;
   }
   if (open) {
     finish_arrival(message, next, std::nullopt);
@@ -291,8 +286,14 @@ at::Tensor DeviceTensors::to_device(const at::Tensor& tensor, c10::Device device
                                     DeviceGate& gate) {
   const auto options = at::TensorOptions().dtype(tensor.scalar_type()).device(device);
   if (tensor.numel() == 0) return at::empty_strided(tensor.sizes(), tensor.strides(), options);
-  gate.keep(tensor);
-  if (tensor.is_contiguous()) return at::empty(tensor.sizes(), options).copy_(tensor, true);
+  // CUDA would copy much of what is not pinned itself, on this thread, which waits for all gates.
+  const auto as_copied = [&](const at::Tensor& host) {
+    const at::Tensor source = host.nbytes() > kInlineBytes ? pinned(host) : host;
+    gate.keep(source);
+    return source;
+  };
+  if (tensor.is_contiguous())
+    return at::empty(tensor.sizes(), options).copy_(as_copied(tensor), true);
   // What lies between the first and the last element is copied as it is, so that the device needs
   // as much memory as has arrived, whatever the strides are.
   std::int64_t elements = 1;
@@ -302,7 +303,7 @@ at::Tensor DeviceTensors::to_device(const at::Tensor& tensor, c10::Device device
   const at::AutoDispatchBelowADInplaceOrView plain;
   const at::Tensor bytes =
       at::empty({elements}, options)
-          .copy_(tensor.as_strided({elements}, {1}, tensor.storage_offset()), true);
+          .copy_(as_copied(tensor.as_strided({elements}, {1}, tensor.storage_offset())), true);
   return bytes.as_strided(tensor.sizes(), tensor.strides(), 0);
 }
 

@@ -1,7 +1,8 @@
 #include "stitch/rpc/gpu/device_threads.h"
 
 #include <algorithm>
-#include <exception>
+
+#include "stitch/base/error.h"
 
 namespace stitch::rpc {
 
@@ -14,8 +15,8 @@ bool DeviceThreads::post(c10::Device device, base::UniqueFunction<void()>& task)
     if (!known) known = std::make_shared<ThreadPool>(1, device.str() + "-" + worker_name_);
     pool = known;
     any_.store(true, std::memory_order_relaxed);
-  } catch (const std::exception&) {
-    return false;  // no thread, or no memory
+  } catch (const Error&) {
+    return false;  // the system gives no thread
   }
   return pool->post(task);
 }

@@ -59,11 +59,7 @@ Error stopped_error() {
 void finish(Item item, const std::optional<Error>& error) noexcept {
   item.gate.reset();
   const base::CallbackScope callback;
-  try {
-    item.next(error);
-  } catch (...) {
-    // It must not throw: out of memory while reporting something, for example.
-  }
+  item.next(error);
 }
 
 }  // namespace
@@ -95,13 +91,9 @@ struct GateWatch::State {
       std::optional<Error> error;
       bool due = true;
       try {
-        try {
-          due = !at->gate || at->gate->open();
-        } catch (const Error& failed) {
-          error = failed;
-        }
-      } catch (...) {
-        due = false;  // there was no memory to say what has failed: it is asked again
+        due = !at->gate || at->gate->open();
+      } catch (const Error& failed) {
+        error = failed;
       }
       if (!due) {
         ++at;
@@ -189,12 +181,11 @@ void GateWatch::start() {
 
 void GateWatch::then(std::unique_ptr<DeviceGate> gate, Then next) {
   Item item{std::move(gate), std::move(next)};
-  std::optional<Error> why;
+  std::optional<Error> why = stopped_error();
   try {
     if (state_->add(state_, item)) return;
-    why = stopped_error();
-  } catch (...) {
-    why = to_error(std::current_exception());
+  } catch (const Error& no_thread) {
+    why = no_thread;
   }
   finish(std::move(item), why);
 }

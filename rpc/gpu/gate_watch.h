@@ -18,7 +18,7 @@ class GateWatch {
  public:
   // Called once, on the thread of the watch, under base::CallbackScope; with an error when the
   // device has failed, and, inside stop() or then(), when the watch has been stopped or there is no
-  // thread or memory for it. Must not throw, and must not wait.
+  // thread for it. Must not throw, and must not wait.
   using Then = base::UniqueFunction<void(const std::optional<Error>& error)>;
 
   explicit GateWatch(std::string thread_name);

@@ -41,6 +41,11 @@ at::Tensor copy_to_host(const PreparedCopy& source) {
   return host.sizes() == at::IntArrayRef(source.sizes) ? host : host.expand(source.sizes);
 }
 
+at::Tensor pinned(const at::Tensor& host) {
+  if (!pinned_memory_works()) return host;
+  return at::empty(host.sizes(), host.options().pinned_memory(true)).copy_(host);
+}
+
 at::Tensor over_storage(const c10::Storage& storage, at::ScalarType dtype, at::IntArrayRef sizes,
                         at::IntArrayRef strides, std::uint64_t offset) {
   at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(

@@ -24,6 +24,8 @@ struct PreparedCopy {
 // The tensor on the CPU, in pinned memory where libtorch has that. The copy is queued on the
 // device's current stream.
 [[nodiscard]] at::Tensor copy_to_host(const PreparedCopy& source);
+// A copy of a contiguous tensor on the CPU in pinned memory; itself where libtorch has none.
+[[nodiscard]] at::Tensor pinned(const at::Tensor& host);
 // A tensor over memory of a CUDA device, in the eyes of autograd no view of anything. Nothing is
 // checked; `offset` is in bytes, a multiple of the element size.
 [[nodiscard]] at::Tensor over_storage(const c10::Storage& storage, at::ScalarType dtype,

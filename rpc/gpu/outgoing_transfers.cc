@@ -63,7 +63,7 @@ struct OutgoingTransfers::Event {
     try {
       const c10::DeviceGuard on(device);
       if (api.event_destroy(event) != gpu_cuda::kSuccess) static_cast<void>(api.get_last_error());
-    } catch (...) {
+    } catch (const std::exception&) {
       // The device is lost, and its events with it.
     }
   }
@@ -192,9 +192,8 @@ void OutgoingTransfers::begin(const WorkerInfo& to,
       transfers_.transfers_->send_as(section_.transfers[i].id, peer, piece.to.index(), span, ready,
                                      std::shared_ptr<const void>(std::move(kept)), std::move(done));
     }
-  } catch (...) {
-    transfers_.hooks_.give_up(
-        to, to_error(std::current_exception()).with_prefix("tensors on devices cannot be sent"));
+  } catch (const Error& error) {
+    transfers_.hooks_.give_up(to, error.with_prefix("tensors on devices cannot be sent"));
   }
 }
 

@@ -3,9 +3,13 @@
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <map>
+#include <memory>
 #include <string_view>
 #include <utility>
+#include <vector>
 
+#include "stitch/base/mutex.h"
 #include "stitch/rpc/future/current_streams.h"
 #include "stitch/rpc/gpu/on_device.h"
 #include "stitch/rpc/message/device_event.h"
@@ -20,6 +24,49 @@ c10::impl::VirtualGuardImpl cuda() { return c10::impl::VirtualGuardImpl(c10::kCU
 bool is_of_capture(const Error& error) {
   return std::string_view(error.what()).find("captur") != std::string_view::npos;
 }
+
+// Streams of libtorch's pool that no handler has, the one that was freed last in front: libtorch's
+// allocator and cuBLAS keep memory for each stream that was ever used, so few are to be used. One
+// after the other, handlers have the same; k at a time have k.
+class FreeStreams {
+ public:
+  c10::Stream take(c10::Device device) {
+    {
+      const base::MutexLock lock(mutex_);
+      std::vector<c10::Stream>& free = by_device_[device.index()];
+      if (!free.empty()) {
+        const c10::Stream stream = free.back();
+        free.pop_back();
+        return stream;
+      }
+    }
+    // The first stream of a pool makes all of them.
+    return on_device(device, [device] { return cuda().getStreamFromGlobalPool(device); });
+  }
+  void give_back(const c10::Stream& stream) {
+    const base::MutexLock lock(mutex_);
+    by_device_[stream.device_index()].push_back(stream);
+  }
+
+ private:
+  base::Mutex mutex_;
+  std::map<c10::DeviceIndex, std::vector<c10::Stream>> by_device_ STITCH_GUARDED_BY(mutex_);
+};
+
+FreeStreams& free_streams() {
+  static auto* const streams = new FreeStreams;  // contexts of calls may outlive all else
+  return *streams;
+}
+
+struct TakenStreams {
+  TakenStreams() = default;
+  TakenStreams(const TakenStreams&) = delete;
+  TakenStreams& operator=(const TakenStreams&) = delete;
+  ~TakenStreams() {
+    for (const c10::Stream& stream : streams) free_streams().give_back(stream);
+  }
+  std::vector<c10::Stream> streams;
+};
 
 }  // namespace
 
@@ -36,28 +83,25 @@ bool is_lost(c10::Device device) noexcept {
     return false;
   } catch (const Error& error) {
     return error.code() == ErrorCode::internal && !is_of_capture(error);
-  } catch (...) {
-    return false;  // there was no memory to say what is wrong
   }
 }
 
 std::shared_ptr<const StreamSet> StreamSet::from_pool(std::uint64_t needed) {
-  std::vector<c10::Stream> streams;
+  const auto taken = std::make_shared<TakenStreams>();
   std::uint64_t left = devices_in_use.load(std::memory_order_acquire);
   for (int index = 0; left != 0; ++index, left >>= 1) {
     if ((left & 1) == 0) continue;
     const c10::Device device(c10::kCUDA, static_cast<c10::DeviceIndex>(index));
     try {
-      // The first stream of a pool makes all of them.
-      const c10::Stream stream =
-          on_device(device, [device] { return cuda().getStreamFromGlobalPool(device); });
+      const c10::Stream stream = free_streams().take(device);
       order(cuda().getDefaultStream(device), stream);
-      streams.push_back(stream);
+      taken->streams.push_back(stream);
     } catch (const Error&) {
       if ((needed & device_bit(device)) != 0 || !is_lost(device)) throw;
     }
   }
-  return streams.empty() ? nullptr : std::make_shared<const StreamSet>(std::move(streams));
+  if (taken->streams.empty()) return nullptr;
+  return {new StreamSet(taken->streams), [taken](const StreamSet* set) { delete set; }};
 }
 
 void StreamSet::wait_for_current() const {

@@ -3,6 +3,9 @@
 // whose streams a test holds.
 #include <c10/core/StreamGuard.h>
 
+#include <atomic>
+#include <set>
+
 #include "tests/gpu/device_tensors.h"
 #include "tests/gpu/fake_torch_device.h"
 #include "tests/support/world_test.h"
@@ -141,13 +144,32 @@ TEST(DeviceStreamsOfHandlers, AnAnswerMeansThatWhatTheHandlerQueuedHasEnded) {
   global_tensor = at::Tensor();
 }
 
+std::atomic<int> handlers_inside{0};
+
+std::int64_t stream_beside_another(const at::Tensor& tensor) {
+  ++handlers_inside;
+  EXPECT_TRUE(stitch::testing::eventually([] { return handlers_inside == 2; }));
+  return stream_of_handler(tensor);
+}
+
 TEST(DeviceStreamsOfHandlers, EachHasAStreamOfItsOwn) {
   Cluster cluster(2, worker0_maps);
-  const auto first = rpc_sync<stream_of_handler>("worker1", cuda(0, 1));
-  const auto second = rpc_sync<stream_of_handler>("worker1", cuda(0, 1));
-  EXPECT_NE(first, 0);
-  EXPECT_NE(second, 0);
-  EXPECT_NE(first, second);
+  handlers_inside = 0;
+  auto first = rpc_async<stream_beside_another>("worker1", cuda(0, 1));
+  auto second = rpc_async<stream_beside_another>("worker1", cuda(0, 1));
+  EXPECT_NE(first.get(), 0);
+  EXPECT_NE(second.get(), 0);
+  EXPECT_NE(first.get(), second.get());
+}
+
+// libtorch's allocator and cuBLAS keep memory for each stream that is used. The next call may come
+// before the one before it has given its stream back.
+TEST(DeviceStreamsOfHandlers, OneAfterTheOtherUseFewStreams) {
+  Cluster cluster(2, worker0_maps);
+  std::set<std::int64_t> streams;
+  for (int i = 0; i < 100; ++i) streams.insert(rpc_sync<stream_of_handler>("worker1", cuda(0, 1)));
+  EXPECT_LE(streams.size(), 4U);
+  EXPECT_FALSE(streams.contains(0));
 }
 
 std::int64_t stream_of_device(const at::Tensor&, int index) {
