@@ -20,6 +20,7 @@ c10::Stream pool_stream(at::Device device) { return double_device::pool_stream(d
 void delay(at::Device) {}  // the double's operations take a time that its seed chooses
 int default_trials() { return testing::kAddressSanitizer || testing::kThreadSanitizer ? 15 : 60; }
 int default_programs() { return testing::kAddressSanitizer || testing::kThreadSanitizer ? 4 : 20; }
+std::optional<std::int64_t> reserved_bytes() { return std::nullopt; }
 std::string take_violations() { return double_device::take_violations(); }
 
 }  // namespace stitch::gpu_check

@@ -100,6 +100,26 @@ TEST_P(StaleReads, AreNone) {
   EXPECT_EQ(stale, 0);
 }
 
+// ---- memory
+
+at::Tensor works_on_much(const at::Tensor& tensor) {
+  const at::Tensor much = at::zeros({std::int64_t{64} << 20}, tensor.options());  // 256 MiB
+  return tensor + at::matmul(much.view({8192, 8192}), tensor.expand({8192}));
+}
+
+// libtorch keeps what a stream has used for that stream, and handlers have streams of their own.
+TEST(MemoryOfHandlers, DoesNotGrowWithTheNumberOfCalls) {
+  if (!stitch::gpu_check::reserved_bytes()) GTEST_SKIP() << "the double has no allocator";
+  const Cluster cluster(2);
+  const at::Tensor tensor = at::ones({1}, at::TensorOptions().dtype(at::kFloat).device(device(0)));
+  const auto call = [&] { rpc_sync<works_on_much>("worker1", tensor); };
+  const std::int64_t before = *stitch::gpu_check::reserved_bytes();
+  call();
+  const std::int64_t one = *stitch::gpu_check::reserved_bytes() - before;
+  for (int i = 0; i < 200; ++i) call();
+  EXPECT_LT(*stitch::gpu_check::reserved_bytes() - before, 3 * one);
+}
+
 // ---- random programs
 
 class Parameters {

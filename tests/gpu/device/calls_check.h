@@ -3,6 +3,8 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Stream.h>
 
+#include <cstdint>
+#include <optional>
 #include <string>
 
 // What the checks of calls with tensors on devices need of the devices, which are GPUs, or the
@@ -22,6 +24,8 @@ void delay(at::Device device);
 inline constexpr int kTrialsOnGpu = 1000;
 [[nodiscard]] int default_trials();
 [[nodiscard]] int default_programs();
+// What libtorch's allocator has of device 0; nothing over the double, which has none.
+[[nodiscard]] std::optional<std::int64_t> reserved_bytes();
 // What was done wrong since the last call; empty where that is not known.
 [[nodiscard]] std::string take_violations();
 

@@ -1,4 +1,5 @@
 // The devices of calls_check.cc: GPUs.
+#include <c10/cuda/CUDACachingAllocator.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -52,6 +53,10 @@ void delay(at::Device device) {
 
 int default_trials() { return kTrialsOnGpu; }
 int default_programs() { return 100; }
+std::optional<std::int64_t> reserved_bytes() {
+  // Of all kinds together, the first of them.
+  return c10::cuda::CUDACachingAllocator::getDeviceStats(0).reserved_bytes[0].current;
+}
 std::string take_violations() { return {}; }
 
 }  // namespace stitch::gpu_check
