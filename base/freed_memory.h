@@ -9,11 +9,4 @@ namespace stitch::base {
 // go before it. Only the first call does anything. Thread contract: any thread.
 void keep_freed_memory() noexcept;
 
-// Returns to the kernel what malloc has free at this moment, in all arenas: for a thread that is
-// about to wait until memory is freed. Blocks with an alignment, as libtorch takes them, leave
-// holes that blocks of the same size do not fit into, up to half as much again. For a while after a
-// call another one does nothing, so that this takes at most a tenth of a processor. Thread
-// contract: any thread.
-void return_freed_memory() noexcept;
-
 }  // namespace stitch::base

@@ -5,7 +5,6 @@
 #include <new>
 #include <utility>
 
-#include "stitch/base/patience.h"
 #include "stitch/dist_autograd/engine.h"
 #include "stitch/dist_autograd/graph/tensor_bytes.h"
 #include "stitch/dist_autograd/plan_graph.h"

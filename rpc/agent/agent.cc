@@ -12,7 +12,6 @@
 #include "stitch/base/byte_io.h"
 #include "stitch/base/callback_scope.h"
 #include "stitch/base/freed_memory.h"
-#include "stitch/base/patience.h"
 #include "stitch/rpc/agent/call_table.h"
 #include "stitch/rpc/agent/gather_exchange.h"
 #include "stitch/rpc/agent/graceful_shutdown.h"
@@ -210,9 +209,7 @@ void Agent::on_message(const std::shared_ptr<transport::Connection>& connection,
     CountAtEnd received;
     if (wire::is_work(kind)) received.set(received_);
     check_frame(kind, bytes.frame.size(), from);
-    // The message is not sent again: a short lack of memory for a long name is waited for.
-    WorkerInfo sender = base::patiently([&] { return from; });
-    InMessage message(std::move(bytes), std::move(sender));
+    InMessage message(std::move(bytes), from);
     if (transport::lacks_buffers(message.raw)) [[unlikely]]
       note_missing_buffers(message, self_);
     if (message.view.section(wire::kDevices) != nullptr && wire::is_work(kind)) [[unlikely]] {

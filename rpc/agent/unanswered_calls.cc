@@ -69,8 +69,8 @@ void OutgoingCalls::expire() {
   base::UniqueFunction<void()> complete = [this, alive = std::shared_ptr<Runtime>(owner_),
                                            calls = std::move(expired.calls)] {
     for (const OutstandingCall& call : calls) {
-      complete_with_error(call, about(call, Error(ErrorCode::timeout, ""),
-                                      timed_out_after(call) + known_of(call)));
+      complete_with_error(
+          call, about(call, Error(ErrorCode::timeout, ""), timed_out_after(call) + known_of(call)));
     }
     completing_.fetch_sub(1);
   };

@@ -45,8 +45,7 @@ template <class T>
 [[nodiscard]] Future<T> shield(const Future<T>& future) {
   if (!future.valid()) detail::throw_empty_future("shield()");
   const auto state = detail::make_state<detail::FutureState<T>>();
-  state->set_canceller(
-      [watch = detail::follow(future, state)](detail::ToStop&) { return false; });
+  state->set_canceller([watch = detail::follow(future, state)](detail::ToStop&) { return false; });
   return Future<T>(state);
 }
 
@@ -62,14 +61,14 @@ template <class T, class Rep, class Period>
   const auto deadline = base::deadline_after(time);
   if (deadline == rpc::Clock::time_point::max()) return future;
   detail::Timer timer(deadline, [promise, time] {
-    promise.set_error(detail::waited_in_vain(
-        std::chrono::duration_cast<std::chrono::nanoseconds>(time)));
+    promise.set_error(
+        detail::waited_in_vain(std::chrono::duration_cast<std::chrono::nanoseconds>(time)));
   });
-  state->set_canceller([watch = detail::follow(future, state), timer = std::move(timer)](
-                           detail::ToStop& more) {
-    more.push_back(watch.state());
-    return true;
-  });
+  state->set_canceller(
+      [watch = detail::follow(future, state), timer = std::move(timer)](detail::ToStop& more) {
+        more.push_back(watch.state());
+        return true;
+      });
   return promise.future();
 }
 

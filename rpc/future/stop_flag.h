@@ -24,8 +24,8 @@ class StopFlag {
   // Sets the token, and then adds the awaited future to `more`: code that learns of the stop by
   // either finds the token set. Where a token was taken, both are done on a thread of `runtime` for
   // stop callbacks; on this one where that is null. Without `with_work` only the token is set.
-  void request(const std::shared_ptr<Runtime>& runtime, detail::ToStop& more,
-               bool with_work = true) STITCH_EXCLUDES(mutex_);
+  void request(const std::shared_ptr<Runtime>& runtime, detail::ToStop& more, bool with_work = true)
+      STITCH_EXCLUDES(mutex_);
   [[nodiscard]] bool requested() const noexcept {
     return requested_.load(std::memory_order_acquire);
   }

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "stitch/base/patience.h"
-
 namespace stitch::rpc {
 
 DepartingAttachments::~DepartingAttachments() {
@@ -33,8 +31,6 @@ std::vector<std::string> split_lines(const std::string& text) {
 }
 
 InMessage::InMessage(transport::Message message, WorkerInfo sender)
-    : raw(std::move(message)),
-      view(base::patiently([this] { return transport::FrameView(raw); })),
-      from(std::move(sender)) {}
+    : raw(std::move(message)), view(raw), from(std::move(sender)) {}
 
 }  // namespace stitch::rpc

@@ -33,6 +33,8 @@ class Joining : public ::testing::Test {
     Options options = common();
     options.rank = rank;
     options.world_size = size;
+    // A worker that shuts down ungracefully is not dead for others before it has been silent.
+    options.heartbeat_timeout = std::chrono::milliseconds(1500);
     return options;
   }
   std::vector<Worker> fixed_world(int size) const {

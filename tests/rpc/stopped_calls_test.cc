@@ -114,8 +114,7 @@ Future<int> wait_below(int depth) {
       co_await wait_below(depth - 1);
     }
   } catch (const Error& error) {
-    told += stitch::current_stop_token().stop_requested() &&
-                    error.code() == ErrorCode::cancelled
+    told += stitch::current_stop_token().stop_requested() && error.code() == ErrorCode::cancelled
                 ? 1
                 : 0;
     ++ended;  // last: the test waits for it

@@ -41,8 +41,6 @@ class Shelf {
     gone_under_us += gone - before;
     return std::accumulate(numbers_.begin(), numbers_.end(), 0);
   }
-  stitch::Future<int> shared_work() { return *shared; }
-  static inline std::optional<stitch::Future<int>> shared;  // others hold it
 
  private:
   std::vector<int> numbers_;
@@ -79,27 +77,6 @@ TEST_F(ObjectLifetime, AMethodGoesOnWithItsObjectWhenTheCreationOfItsResultTimes
   gate.open();
   EXPECT_TRUE(eventually([] { return gone == 1; }));
   EXPECT_EQ(gone_under_us, 0);
-}
-
-// The work that its method has begun goes on for those that hold its future.
-TEST_F(ObjectLifetime, AnObjectOutlivesTheCreationThatGaveUpItsSharedWork) {
-  Cluster cluster(2, four_threads);
-  stitch::Promise<int> work;
-  Shelf::shared = work.future();
-  auto shelf = remote<Shelf>("worker1");
-  shelf.when_created().get();
-  {
-    const auto result = shelf.with_timeout(30ms).remote<&Shelf::shared_work>();
-    shelf = RRef<Shelf>();
-    ASSERT_TRUE(result.when_created().wait_for(20s));
-    EXPECT_EQ(result.when_created().error().code(), ErrorCode::timeout);
-  }
-  ASSERT_TRUE(eventually([&] { return number(cluster, 1, "entries") == 0; })) << tables(cluster);
-  for (int i = 0; i < 20; ++i) EXPECT_EQ(rpc_sync<&echo>("worker1", i), i);
-  EXPECT_EQ(gone, 0);
-  work.set_value(1);
-  EXPECT_TRUE(eventually([] { return gone == 1; }));
-  Shelf::shared.reset();
 }
 
 TEST_F(ObjectLifetime, AShutdownThatIsNotGracefulDestroysObjectsWhenTheirMethodsHaveReturned) {
