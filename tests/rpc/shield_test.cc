@@ -59,9 +59,9 @@ TEST(Shield, LeavesNothingWithAFutureThatIsAwaitedInVain) {
   for (int i = 0; i < 1000; ++i) wait_in_vain();
   EXPECT_EQ(promise.shared_state().use_count(), uses);
   const auto before = resident_bytes();
-  for (int i = 0; i < 50'000; ++i) wait_in_vain();
+  for (int i = 0; i < 20'000; ++i) wait_in_vain();
   if (!stitch::testing::kAddressSanitizer) {  // which keeps freed memory for a while
-    EXPECT_LT(resident_bytes(), before + (4 << 20)) << "80 bytes for each";
+    EXPECT_LT(resident_bytes(), before + (2 << 20)) << "100 bytes for each";
   }
   promise.set_value(1);
 }

@@ -41,6 +41,18 @@ class Shelf {
     gone_under_us += gone - before;
     return std::accumulate(numbers_.begin(), numbers_.end(), 0);
   }
+  // Goes on after it was stopped.
+  stitch::Future<int> work() const {
+    try {
+      co_await stopped->future();
+    } catch (const Error&) {
+      stopped_at_size = numbers_.size();
+    }
+    co_await may_end->future();
+    co_return std::accumulate(numbers_.begin(), numbers_.end(), 0);
+  }
+  static inline std::optional<stitch::Promise<int>> stopped, may_end;
+  static inline std::atomic<std::size_t> stopped_at_size{0};
 
  private:
   std::vector<int> numbers_;
@@ -77,6 +89,29 @@ TEST_F(ObjectLifetime, AMethodGoesOnWithItsObjectWhenTheCreationOfItsResultTimes
   gate.open();
   EXPECT_TRUE(eventually([] { return gone == 1; }));
   EXPECT_EQ(gone_under_us, 0);
+}
+
+TEST_F(ObjectLifetime, AnObjectOutlivesTheCreationWhoseWorkGoesOn) {
+  Cluster cluster(2, four_threads);
+  Shelf::stopped.emplace();
+  Shelf::may_end.emplace();
+  Shelf::stopped_at_size = 0;
+  auto shelf = remote<Shelf>("worker1");
+  shelf.when_created().get();
+  {
+    const auto result = shelf.with_timeout(30ms).remote<&Shelf::work>();
+    shelf = RRef<Shelf>();
+    ASSERT_TRUE(result.when_created().wait_for(20s));
+    EXPECT_EQ(result.when_created().error().code(), ErrorCode::timeout);
+  }
+  ASSERT_TRUE(eventually([&] { return number(cluster, 1, "entries") == 0; })) << tables(cluster);
+  EXPECT_TRUE(eventually([] { return Shelf::stopped_at_size == 1000; }));
+  for (int i = 0; i < 20; ++i) EXPECT_EQ(rpc_sync<&echo>("worker1", i), i);
+  EXPECT_EQ(gone, 0);
+  Shelf::may_end->set_value(1);
+  EXPECT_TRUE(eventually([] { return gone == 1; }));
+  Shelf::stopped.reset();
+  Shelf::may_end.reset();
 }
 
 TEST_F(ObjectLifetime, AShutdownThatIsNotGracefulDestroysObjectsWhenTheirMethodsHaveReturned) {
