@@ -101,7 +101,8 @@ TEST(Transfers, CommunicatorsInUseAreNotClosed) {
   }
   world.keep_acknowledgments = false;
   for (int i = 0; i < 3; ++i) world.expect_arrival(0, 0, 3, 1, 5000, 'b');
-  EXPECT_EQ(world.count(0, 3, Path::staging, true).messages, 3U);
+  EXPECT_TRUE(stitch::testing::eventually(
+      [&] { return world.count(0, 3, Path::staging, true).messages == 3U; }));
   EXPECT_EQ(world.transfers[0]->counters().breaks, 0U);
   world.acknowledgments.clear();
   for (const auto& transfer : kept) world.wait(*transfer);
