@@ -262,7 +262,9 @@ void Strand::schedule(std::size_t device) noexcept {
 void Strand::run_slice(StrandOwner& owner, std::size_t device) noexcept {
   prepare_thread();
   const at::ThreadLocalStateGuard state(thread_state_);
-  const rpc::ExecutionContextScope current({.runtime = owner.worker()});
+  rpc::ExecutionContext of_worker;
+  of_worker.runtime = owner.worker();
+  const rpc::ExecutionContextScope current(std::move(of_worker));
   // Not that of this thread: it may wait for another pass, or be one that reads messages.
   const torch_warnings::WarningHandlerGuard warnings(owner.warning_handler());
   std::vector<Arrival> room;

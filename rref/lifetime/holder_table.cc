@@ -128,7 +128,11 @@ void HolderTable::owner_lost(const WorkerLife& owner, const Error& why, TableEff
 
 void HolderTable::gone(const RRefId& id, const Error& why, TableEffects& effects) {
   const auto found = holds_.find(id);
-  if (found != holds_.end() && found->second.state == State::registering) lose(found, why, effects);
+  if (found == holds_.end() || found->second.state != State::registering) return;
+  // The object is needed by none, so its pins protect nothing: two workers that have lent it to one
+  // another would wait for each other's SETTLE for ever.
+  settle(found->second, effects);
+  lose(found, why, effects);
 }
 
 void HolderTable::owner_over(const WorkerLife& owner, TableEffects& effects) {

@@ -12,7 +12,7 @@ constexpr Ms kFaults{12'000};  // faults begin within this time
 constexpr Ms kRest{40'000};    // and then all comes to rest
 // One to which none is connected: two timeouts until it is absent, two probes, and looks between.
 // Each worker that ends while it looks for another has the next one begin anew.
-constexpr Ms kNoticed{9'500};
+constexpr Ms kNoticed{10'500};
 
 class Faults final : public World {
  public:

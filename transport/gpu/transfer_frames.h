@@ -74,9 +74,9 @@ struct DataFrame {
 };
 struct FinishedFrame {  // destination: has the bytes, or does not want them for `text`
   std::uint64_t id = 0;
-  PairName pair;  // only for id 0
+  PairName pair{};  // only for id 0
   std::uint8_t failed = 0;
-  std::string text;
+  std::string text{};
 };
 struct CancelFrame {  // source: the bytes will not come
   std::uint64_t id = 0;
