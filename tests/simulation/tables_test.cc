@@ -432,6 +432,21 @@ TEST(Lifetime, AHolderThatIsToldGoneHasLostItsReferenceAndNothingElse) {
   EXPECT_EQ(here.counts().holds, 0U);
 }
 
+// Its lender may be one to which it has lent it: neither may wait for the other.
+TEST(HolderTable, WhatIsGoneIsSettledAtOnceAlthoughItHasBeenLentOn) {
+  HolderTable table;
+  TableEffects effects;
+  table.receive(kObject, {kFriend, 5}, std::nullopt, effects);
+  EXPECT_TRUE(table.pin(kObject));
+  table.message_done(kObject, effects);
+  table.register_kept(effects);
+  table.register_kept(effects);
+  ASSERT_EQ(count(effects, LedgerOp::Kind::reg), 1u);
+  effects = {};
+  table.gone(kObject, Error(ErrorCode::disconnected, "it is gone"), effects);
+  EXPECT_EQ(count(effects, LedgerOp::Kind::settle), 1u);
+}
+
 TEST(Lifetime, AMadeUpNameIsLostWhereItArrivesAndStandsInForNoObject) {
   // Both name this worker as the creator of what it will make next.
   Lifetime here(kHere);
