@@ -36,14 +36,12 @@ class IncomingCall::Running {
       : call_(call),
         outer_(std::exchange(running_here, &call)),
         outer_waits_(std::exchange(waits_here, &call.waits_)) {
-    call_.on_threads_.store(call_.on_threads_.load(std::memory_order_relaxed) + 1,
-                            std::memory_order_relaxed);  // it runs on one thread at a time
+    call_.thread_.store(base::this_thread_id(), std::memory_order_relaxed);
   }
   ~Running() {
     waits_here = outer_waits_;
     running_here = outer_;
-    call_.on_threads_.store(call_.on_threads_.load(std::memory_order_relaxed) - 1,
-                            std::memory_order_relaxed);
+    call_.thread_.store(0, std::memory_order_relaxed);
   }
   Running(const Running&) = delete;
   Running& operator=(const Running&) = delete;
@@ -86,8 +84,6 @@ IncomingCall::~IncomingCall() {
 // had, for its object, or for its turn.
 void IncomingCall::prepare() {
   const Clock::time_point now = Clock::now();
-  started_.store(now.time_since_epoch().count(), std::memory_order_relaxed);
-  thread_.store(base::this_thread_id(), std::memory_order_relaxed);
   agent_->events().record_at(now, "call started", caller().id.value(), caller().epoch, id(),
                              function_name());
   if (auto why = why_not_run(now)) throw std::move(*why);
@@ -119,19 +115,19 @@ std::optional<Error> IncomingCall::why_not_run(Clock::time_point now) const {
   return std::nullopt;
 }
 
-IncomingCall::ReportProgress IncomingCall::report_progress() const noexcept {
-  ReportProgress progress;
-  progress.arrived = arrived_;
-  progress.started = Clock::time_point(Clock::duration(started_.load(std::memory_order_relaxed)));
+IncomingCall::Progress IncomingCall::progress() const noexcept {
+  Progress progress;
+  const Clock::rep began = began_.load(std::memory_order_relaxed);
+  progress.begun = began != 0;
+  progress.since = progress.begun ? Clock::time_point(Clock::duration(began)) : arrived_;
   progress.thread = thread_.load(std::memory_order_relaxed);
-  const bool begun = progress.started != Clock::time_point();
   if (answered_.load(std::memory_order_acquire)) {
-    progress.stage = ReportStage::answered;
-  } else if (progress.thread != 0) {
-    progress.stage = ReportStage::running;
+    progress.stage = Stage::answered;
+  } else if (progress.thread != 0 && waits_.load(std::memory_order_relaxed) == 0) {
+    progress.stage = Stage::running;
   } else {
-    progress.stage = !begun && queued_.load(std::memory_order_relaxed) ? ReportStage::queued
-                                                                       : ReportStage::awaiting;
+    progress.stage = !progress.begun && queued_.load(std::memory_order_relaxed) ? Stage::queued
+                                                                                : Stage::awaiting;
   }
   return progress;
 }
@@ -158,7 +154,6 @@ const std::string* IncomingCall::function_here() noexcept {
 void IncomingCall::run(void* object) {
   const Running running(*this);
   run_task([&] { function_->reply(shared_from_this(), object); });
-  leave();
 }
 
 void IncomingCall::run_keeping(void* object, KeepResult sink) {
@@ -166,7 +161,6 @@ void IncomingCall::run_keeping(void* object, KeepResult sink) {
   try {
     prepare();
   } catch (...) {
-    leave();
     sink({}, std::make_exception_ptr(CallRefused(to_error(std::current_exception()))));
     return;
   }
@@ -176,7 +170,6 @@ void IncomingCall::run_keeping(void* object, KeepResult sink) {
   if (context_.streams) [[unlikely]]
     sink = keep_when_done(std::move(sink));
   function_->keep(shared_from_this(), object, std::move(sink));
-  leave();
 }
 
 // Other handlers use the object on other streams: it is there once what makes it has ended.
@@ -249,11 +242,11 @@ void IncomingCall::stop_at_deadline(const std::string& where) {
 }
 
 std::string IncomingCall::where(Clock::time_point now) const {
-  const auto [stage, since] = progress();
-  const char* const text = stage == Stage::queued    ? "queued "
-                           : stage == Stage::running ? "running "
-                                                     : "awaiting ";
-  return text + duration_text(std::max(now - since, Clock::duration::zero())) + " there";
+  const Progress at = progress();
+  const char* const text = at.stage == Stage::queued    ? "queued "
+                           : at.stage == Stage::running ? "running "
+                                                        : "awaiting ";
+  return text + duration_text(std::max(now - at.since, Clock::duration::zero())) + " there";
 }
 
 void IncomingCall::stops_with(const std::shared_ptr<detail::FutureStateBase>& state) {
@@ -281,16 +274,6 @@ void IncomingCall::drop() noexcept {
 
 void IncomingCall::end_held() noexcept {
   if (flow_ != nullptr && !held_ended_.exchange(true)) flow_->budget.end_held(bytes_);
-}
-
-IncomingCall::Progress IncomingCall::progress() const noexcept {
-  const Clock::rep began = began_.load(std::memory_order_relaxed);
-  if (began != 0) {
-    const bool runs =
-        on_threads_.load(std::memory_order_relaxed) > waits_.load(std::memory_order_relaxed);
-    return {runs ? Stage::running : Stage::waiting, Clock::time_point(Clock::duration(began))};
-  }
-  return {queued_.load(std::memory_order_relaxed) ? Stage::queued : Stage::waiting, arrived_};
 }
 
 bool IncomingCall::context_is_current() const noexcept {

@@ -56,18 +56,16 @@ class IncomingCall : public std::enable_shared_from_this<IncomingCall> {
   [[nodiscard]] Clock::time_point deadline() const noexcept { return context_.deadline; }
   [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
 
-  // How far it has come, for reports. `queued`: it waits for a thread. `running`: a thread is in
-  // the handler, or in what decodes its arguments. `awaiting`: it is not answered and no thread is
-  // in it: it waits for a future that the handler returned, for an object, for its turn, or for
-  // arguments that other workers have.
-  enum class ReportStage : std::uint8_t { queued, running, awaiting, answered };
-  struct ReportProgress {
-    ReportStage stage = ReportStage::queued;
-    Clock::time_point arrived{};
-    Clock::time_point started{};  // once it is past `queued`
-    int thread = 0;               // base::this_thread_id() of the one that runs it; 0 for none
+  // `queued`: it waits for a thread. `running`: its function is on a thread and does not wait there.
+  // `awaiting`: it waits for a future, an object, its turn, or arguments that other workers have.
+  enum class Stage : std::uint8_t { queued, running, awaiting, answered };
+  struct Progress {
+    Stage stage = Stage::queued;
+    Clock::time_point since{};  // its begin; before that, its arrival
+    int thread = 0;             // base::this_thread_id() of its function; 0 for none
+    bool begun = false;
   };
-  [[nodiscard]] ReportProgress report_progress() const noexcept;
+  [[nodiscard]] Progress progress() const noexcept;
   [[nodiscard]] Clock::time_point arrived() const noexcept { return arrived_; }
   // It waits for a thread from now on.
   void note_queued() noexcept { queued_.store(true, std::memory_order_relaxed); }
@@ -95,14 +93,6 @@ class IncomingCall : public std::enable_shared_from_this<IncomingCall> {
   void await_turn();
   // Whether it is to be run.
   [[nodiscard]] bool begin_turn() noexcept;
-
-  enum class Stage : std::uint8_t { queued, running, waiting };
-  struct Progress {
-    Stage stage = Stage::queued;  // waiting: for a future, in its function or after it
-    Clock::time_point since{};    // since its arrival, before it has begun
-  };
-  // Any thread.
-  [[nodiscard]] Progress progress() const noexcept;
 
   // The one that brought the request.
   [[nodiscard]] transport::Connection& connection() noexcept { return *connection_; }
@@ -169,7 +159,6 @@ class IncomingCall : public std::enable_shared_from_this<IncomingCall> {
  private:
   void prepare();
   void stop(bool answered);
-  void leave() noexcept { thread_.store(0, std::memory_order_relaxed); }
   // Why it is not run: its deadline, this worker's end, or its caller.
   [[nodiscard]] std::optional<Error> why_not_run(Clock::time_point now) const;
   // Answers a call that will not be run, and frees its message.
@@ -217,17 +206,15 @@ class IncomingCall : public std::enable_shared_from_this<IncomingCall> {
       std::allocate_shared<StopFlag>(base::RecyclingAllocator<StopFlag>());
   ExecutionContext context_;
   Clock::time_point arrived_;
-  std::atomic<Clock::rep> started_{0};
-  std::atomic<int> thread_{0};
+  std::atomic<Clock::rep> began_{0};  // 0: it has not
+  std::atomic<int> thread_{0};        // of its function; 0 for none
+  std::atomic<int> waits_{0};         // inside that
   std::atomic<bool> queued_{false};
   std::atomic<std::uint64_t> object_{0};
   PeerFlow* flow_ = nullptr;
   std::atomic<bool> held_ended_{false};  // by who answers, or by the destructor
   enum class Turn : std::uint8_t { none, awaited, begun, dropped };
   std::atomic<Turn> turn_{Turn::none};
-  std::atomic<Clock::rep> began_{0};  // 0: it is queued
-  std::atomic<int> on_threads_{0};    // in its function
-  std::atomic<int> waits_{0};         // inside that
   bool prepared_ = false;
   std::atomic<bool> keeps_{false};  // run_keeping() was called
   bool polls_after_answer_ = true;  // the thread in run()

@@ -131,18 +131,11 @@ Table calls_made(Agent& agent, const Calls& calls, Clock::time_point now) {
   return table;
 }
 
-const char* text_of(IncomingCall::ReportStage stage) {
-  switch (stage) {
-    case IncomingCall::ReportStage::queued:
-      return "queued";
-    case IncomingCall::ReportStage::running:
-      return "running";
-    case IncomingCall::ReportStage::awaiting:
-      return "awaiting";
-    case IncomingCall::ReportStage::answered:
-      break;
-  }
-  return "answered";
+// A function that waits on its thread is there: the table of threads says for what.
+const char* stage_text(const IncomingCall::Progress& progress) {
+  if (progress.stage == IncomingCall::Stage::answered) return "answered";
+  if (progress.thread != 0) return "running";
+  return progress.stage == IncomingCall::Stage::queued ? "queued" : "awaiting";
 }
 
 Table calls_served(const Calls& calls, Clock::time_point now) {
@@ -150,11 +143,10 @@ Table calls_served(const Calls& calls, Clock::time_point now) {
               {"caller", "caller id", "caller epoch", "call", "function", "age", "stage",
                "running for", "thread", "thread state", "object", "stop requested"}};
   for (const auto& call : calls) {
-    const auto progress = call->report_progress();
-    const bool begun = progress.started != Clock::time_point();
+    const auto progress = call->progress();
     table.add({call->caller().name, call->caller().id.value(), call->caller().epoch, call->id(),
-               call->function_name(), now - progress.arrived, text_of(progress.stage),
-               begun ? Cell(now - progress.started) : Cell(), progress.thread,
+               call->function_name(), now - call->arrived(), stage_text(progress),
+               progress.begun ? Cell(now - progress.since) : Cell(), progress.thread,
                progress.thread == 0 ? std::string() : base::thread_state(progress.thread),
                call->awaited_object(), call->stop_requested() ? 1 : 0});
   }
@@ -188,7 +180,7 @@ Table events(Agent& agent, Clock::time_point now) {
 // The oldest first: that is what a table keeps when it is full.
 Calls oldest_first(Calls calls) {
   std::sort(calls.begin(), calls.end(), [](const auto& a, const auto& b) {
-    return a->report_progress().arrived < b->report_progress().arrived;
+    return a->arrived() < b->arrived();
   });
   return calls;
 }

@@ -3,6 +3,7 @@
 // how many seconds. "replies" and "replies of coroutines": small calls whose results are large, and
 // a caller that reads slowly.
 #include <ATen/ATen.h>
+#include <malloc.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -22,16 +23,17 @@ namespace {
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
-// Anonymous and shared memory of this process. Not the pages of files: code that a thread runs for
-// the first time is several MiB of libtorch's, and the kernel's to drop.
-std::size_t resident_bytes() {
+// Anonymous and shared memory of this process without what malloc keeps of freed memory, which is
+// malloc's to return. Not the pages of files: code that a thread runs for the first time is several
+// MiB of libtorch's, and the kernel's to drop.
+std::size_t used_bytes() {
   std::ifstream file("/proc/self/status");
   std::size_t sum = 0;
   for (std::string name; file >> name;) {
     std::size_t kib = 0;
     if ((name == "RssAnon:" || name == "RssShmem:") && file >> kib) sum += kib << 10;
   }
-  return sum;
+  return sum - std::min(sum, ::mallinfo2().fordblks);
 }
 
 // The most memory that this process takes beyond what it took at first, until the end.
@@ -46,12 +48,12 @@ class Watch {
   }
 
  private:
-  const std::size_t first_ = resident_bytes();
+  const std::size_t first_ = used_bytes();
   std::atomic<bool> done_{false};
   std::atomic<std::size_t> most_{0};
   std::thread thread_{[this] {
     while (!done_) {
-      const std::size_t now = resident_bytes();
+      const std::size_t now = used_bytes();
       most_ = std::max<std::size_t>(most_, now - std::min(now, first_));
       std::this_thread::sleep_for(10ms);
     }

@@ -1,6 +1,5 @@
 // The memory of a fast caller and of a slow callee stays within max_inflight_bytes: what the system
-// counts, with the memory that malloc and the pool keep, set as users have them, but for the pages
-// of files (code).
+// counts, with what the pool keeps, without what malloc keeps and the pages of files (code).
 #include <cstdio>
 
 #include "tests/support/plain_test.h"
