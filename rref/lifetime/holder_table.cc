@@ -130,7 +130,7 @@ void HolderTable::gone(const RRefId& id, const Error& why, TableEffects& effects
   const auto found = holds_.find(id);
   if (found == holds_.end() || found->second.state != State::registering) return;
   // The object is needed by none, so its pins protect nothing: two workers that have lent it to one
-  // another would wait for each other's SETTLE for ever.
+  // another would wait for each other's SETTLE without end.
   settle(found->second, effects);
   lose(found, why, effects);
 }
