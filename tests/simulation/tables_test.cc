@@ -496,7 +496,7 @@ TEST(Lifetime, WhatOnePeerMakesAnOwnerRememberIsBoundedAndHarmsNoOther) {
       << "the request for one of the others has come";
 }
 
-// It has joined through a worker that could not tell the owner (PROTOCOL.md, Names).
+// It has joined through a worker that could not tell the owner (PROTOCOL.md, section 4).
 TEST(Lifetime, ACreatorThatIsNotKnownYetIsWaitedFor) {
   for (const WorkerLife& creator : {WorkerLife{7, 70}, WorkerLife{1, 99}}) {
     Lifetime owner(kOwner);
