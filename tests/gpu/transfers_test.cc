@@ -1,6 +1,7 @@
 // Device transfers over the double of CUDA and NCCL: each path, its failures, and what follows.
 
 #include <cstring>
+#include <future>
 #include <iterator>
 
 #include "stitch/transport/gpu/transfer_frames.h"
@@ -88,24 +89,29 @@ TEST(Transfers, CommunicatorsThatAreNotUsedMakeRoomForOthers) {
 
 // Both have something under way: a third pair of devices goes by staging, and breaks none.
 TEST(Transfers, CommunicatorsInUseAreNotClosed) {
-  TransfersWorld world({.workers = 4, .adjust = [](std::size_t, DeviceTransfers::Options& options) {
+  TransfersWorld world({.workers = 4,
+                        .gpu = {.hardware_queues = 0},
+                        .adjust = [](std::size_t, DeviceTransfers::Options& options) {
                           options.max_communicators = 2;
                           options.unused_time = 0ms;
                         }});
   for (const std::size_t to : {1U, 2U}) world.await_path(0, 0, to, 1, Path::nccl);
-  world.keep_acknowledgments = true;
-  std::vector<std::shared_ptr<TestTransfer>> kept;
+  std::promise<void> go;
+  const auto gone = go.get_future().share();
+  std::vector<std::shared_ptr<TestTransfer>> begun;
+  const std::size_t sends = world.gpu.calls("nccl_send");
   for (const std::size_t to : {1U, 2U}) {
-    kept.push_back(world.start(0, 0, to, 1, 5000, 'a'));
-    ASSERT_TRUE(stitch::testing::eventually([&] { return kept.back()->received == 1; }));
+    world.lanes(to)->lane(1).post([gone] { gone.wait(); });
+    begun.push_back(world.start(0, 0, to, 1, 5000, 'a'));
   }
-  world.keep_acknowledgments = false;
+  ASSERT_TRUE(
+      stitch::testing::eventually([&] { return world.gpu.calls("nccl_send") == sends + 2; }));
   for (int i = 0; i < 3; ++i) world.expect_arrival(0, 0, 3, 1, 5000, 'b');
   EXPECT_TRUE(stitch::testing::eventually(
       [&] { return world.count(0, 3, Path::staging, true).messages == 3U; }));
   EXPECT_EQ(world.transfers[0]->counters().breaks, 0U);
-  world.acknowledgments.clear();
-  for (const auto& transfer : kept) world.wait(*transfer);
+  go.set_value();
+  for (const auto& transfer : begun) world.wait(*transfer);
   world.await_path(0, 0, 3, 1, Path::nccl);
 }
 

@@ -98,7 +98,7 @@ expect(2 "no check matches" ${arguments} --only nothing_like_this)
 file(WRITE "${WORK_DIR}/build/bench/stitch-bench"
   "#!/bin/sh\nfor last; do :; done\necho '{\"figures\": {\"copy\": 4300}}' > \"$last\"\necho done\n")
 file(CHMOD "${WORK_DIR}/build/bench/stitch-bench" PERMISSIONS OWNER_READ OWNER_WRITE OWNER_EXECUTE)
-expect(0 "pass bench" ${arguments} --only "^bench$")
+expect(0 "figure bench" ${arguments} --only "^bench$")
 file(READ "${WORK_DIR}/report/report.json" json)
 string(JSON copy GET "${json}" steps 2 figures figures copy)
 if(NOT copy EQUAL 4300)
