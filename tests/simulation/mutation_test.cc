@@ -112,8 +112,8 @@ constexpr Protocol kProtocols[] = {
     {"session", 1000, 2000, session},
     {"shutdown", 3000, 40'000, shutdown},
     {"peer", 1000, 4000, peer},
-    {"lifetime", 2010, 5010, lifetime},
-    {"pass", 2000, 20'000, pass},
+    {"lifetime", 2010, 20'010, lifetime},
+    {"pass", 2000, 100'000, pass},
     {"order", 500, 2000, order},
 };
 

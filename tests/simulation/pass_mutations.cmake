@@ -45,8 +45,6 @@ stitch_mutated_copy(pass dist_autograd/pass_protocol.cc
   [[    peers_.insert(to);]] [[    if (!mistake("aborts_without_telling_marked_peers")) peers_.insert(to);]]
   [[  workers.insert(participants_.begin(), participants_.end());]] [[  if (!mistake("aborts_without_telling_participants")) @]]
   [[  workers.insert(root_);]] [[  if (!mistake("aborts_without_telling_the_root")) workers.insert(root_);]]
-  [[  if (!is_root() || !begun_) return;]]
-    [[  if (!is_root() || (!begun_ && !mistake("closes_the_marking_before_it_began"))) return;]]  # closes_the_marking_before_it_began: at the root; or ends the gradients
   [[(peers_.contains(worker) ||]]
     [[((peers_.contains(worker) && !mistake("ignores_the_loss_of_peers")) || mistake("fails_for_any_loss") ||]]  # also of workers that take no part
   [[|| worker == root_);]] [[|| (worker == root_ && !mistake("ignores_the_loss_of_the_root")));]]
