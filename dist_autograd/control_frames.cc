@@ -9,24 +9,11 @@
 
 namespace stitch::dist_autograd {
 
-namespace {
-
-constexpr std::size_t kMinTextBytes = 256;
-
-}  // namespace
-
 void send_abort(rpc::Agent& agent, const WorkerInfo& to, const wire::PassHeader& header,
                 const Error& error) {
-  const std::size_t limit = std::max(kMinTextBytes, agent.options().max_frame_bytes / 2);
-  const std::string text = error.what();
-  const Error sendable = text.size() <= limit ? error
-                                              : Error(error.code(), text.substr(0, limit))
-                                                    .with_worker(error.worker())
-                                                    .with_function(error.function())
-                                                    .with_remote(error.remote());
   rpc::OutMessage out(wire::kAbort);
   rpc::OutArchive archive(out);
-  archive(header, sendable);
+  archive(header, agent.sender().sendable(to, error));
   send_while_possible(agent, to, std::move(out));
 }
 

@@ -132,6 +132,7 @@ std::unique_ptr<IncomingRefs> IncomingRefs::read(const std::shared_ptr<RRefAgent
 }
 
 IncomingRefs::~IncomingRefs() {
+  if (create_) end_limit();
   end([] { return Error(ErrorCode::cancelled, "its creation was dropped before it ended"); });
 }
 

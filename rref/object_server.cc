@@ -203,9 +203,6 @@ bool ObjectServer::take_over(const std::shared_ptr<rpc::IncomingCall>& call) con
   auto* refs = call->message().find_attachment<IncomingRefs>();
   if (refs == nullptr || (!refs->create() && !refs->target() && refs->arguments().empty()))
     return false;
-  // Before anything can answer the call, on another thread.
-  if (!refs->arguments().empty())
-    call->message().attachments.push_back(std::make_unique<rpc::GivenArguments>());
   if (refs->create()) {
     if (call->function() != nullptr) refs->set_creating(call->function()->name);
     refs->limit_creation(call);

@@ -7,6 +7,7 @@
 
 #include "stitch/base/deadline.h"
 #include "stitch/rpc/agent/agent.h"
+#include "stitch/rpc/given_arguments.h"
 #include "stitch/rpc/message/frame_kinds.h"
 #include "stitch/rref/carried_refs.h"
 #include "stitch/rref/frame_kinds.h"
@@ -35,8 +36,11 @@ class RRefExtension final : public rpc::Extension {
     if (auto* refs = message.find_attachment<OutgoingRefs>()) refs->leave(rrefs, message, to);
   }
   void on_receive(rpc::InMessage& message) override {
-    if (auto refs = IncomingRefs::read(rrefs, message))
-      message.attachments.push_back(std::move(refs));
+    auto refs = IncomingRefs::read(rrefs, message);
+    if (!refs) return;
+    const bool given = !refs->arguments().empty();
+    message.attachments.push_back(std::move(refs));
+    if (given) message.attachments.push_back(std::make_unique<rpc::GivenArguments>());
   }
   void on_decode(rpc::InMessage& message, rpc::ExecutionContext& context) override {
     const auto* refs = message.find_attachment<IncomingRefs>();

@@ -237,6 +237,7 @@ void IncomingCall::stop(bool answered) {
 
 void IncomingCall::stop_at_deadline(const std::string& where) {
   const bool answered = answered_.exchange(true);
+  // It counts as held until its handler, or what it waits for, has let go of it.
   if (!answered) send_error(Error(ErrorCode::timeout, where));
   stop(answered);
 }
@@ -295,7 +296,6 @@ void IncomingCall::send_reply(OutMessage message, const std::optional<Error>& er
   agent_->events().record(error ? "call refused" : "call served", caller().id.value(),
                           caller().epoch, id(), function_name());
   for (const auto& each : message_.attachments) each->on_answer(error);
-  end_held();  // its caller may send the next one as soon as it has the answer
   // If this thread reads again right after the answer, and does not block before.
   if (running_here == this && polls_after_answer_ && !agent_->served_calls().queued())
     connection_->blocking_work_done();
@@ -304,11 +304,13 @@ void IncomingCall::send_reply(OutMessage message, const std::optional<Error>& er
 
 void IncomingCall::fail(const Error& error) {
   if (answered_.exchange(true)) return;
+  end_held();
   send_error(error);
 }
 
 void IncomingCall::fail_in_handler(const std::exception_ptr& exception) {
   if (answered_.exchange(true)) return;
+  end_held();
   if (context_.streams) [[unlikely]]
     hold_until_done();
   // Often for a call of its own that has the same deadline.
@@ -335,16 +337,10 @@ void IncomingCall::fail_in_handler(const std::exception_ptr& exception) {
 
 void IncomingCall::send_error(const Error& error) noexcept {
   if (one_way()) return;
-  // The text of an exception may be of any length.
-  const std::string text(error.what(), std::min(std::string_view(error.what()).size(),
-                                                agent_->options().max_frame_bytes / 2));
   OutMessage message(wire::kErrorReply);
   OutArchive archive(message);
   begin_reply(message);
-  archive(Error(error.code(), text)
-              .with_remote(error.remote())
-              .with_worker(error.worker())
-              .with_function(error.function()));
+  archive(agent_->sender().sendable(caller(), error));
   try {
     send_reply(std::move(message), error);
   } catch (const Error& why) {  // the caller must not wait without end

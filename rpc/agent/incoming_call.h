@@ -174,6 +174,7 @@ class IncomingCall : public std::enable_shared_from_this<IncomingCall> {
   void answer(Write&& write) {
     if (answered_.exchange(true)) return;
     if (one_way()) return;
+    end_held();  // its caller may send the next one as soon as it has the answer
     try {
       if (context_.streams) [[unlikely]] {
         wait_for_current_streams();  // another thread may have made the result

@@ -280,13 +280,23 @@ void Sender::send_error_reply(const WorkerInfo& to,
     OutMessage message(wire::kErrorReply);
     base::ByteWriter(message.frame.body()).write(call_id);
     OutArchive archive(message);
-    archive(error.with_prefix("its result cannot be sent"));
+    archive(sendable(to, error.with_prefix("its result cannot be sent")));
     send_reply(to, connection, std::move(message));
   } catch (...) {
     // The caller must not wait without end.
     connection->close(
         to_error(std::current_exception()).with_prefix("an error could not be reported"));
   }
+}
+
+Error Sender::sendable(const WorkerInfo& to, const Error& error) {
+  const std::string_view text = error.what();
+  const std::size_t limit = flow(to).limits().frame_bytes / 2;
+  if (text.size() <= limit) return error;
+  return Error(error.code(), std::string(text.substr(0, limit)))
+      .with_remote(error.remote())
+      .with_worker(error.worker())
+      .with_function(error.function());
 }
 
 void Sender::check_frame(std::uint16_t kind, std::size_t bytes, const PeerLimits& limits) {

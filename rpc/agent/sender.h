@@ -153,6 +153,9 @@ class Sender {
   // given up if it cannot be sent, perhaps at once.
   void send_transfer_frame(const WorkerInfo& to, base::Bytes frame) noexcept;
 
+  // `error`, its text cut to what a frame to `to` may have: that of an exception has any length.
+  [[nodiscard]] Error sendable(const WorkerInfo& to, const Error& error);
+
   // Messages sent or queued, except those of graceful shutdown.
   [[nodiscard]] std::uint64_t sent() const noexcept { return sent_.load(); }
   [[nodiscard]] std::size_t control_bytes(const WorkerInfo& to) const {

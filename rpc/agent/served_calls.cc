@@ -146,7 +146,7 @@ void ServedCalls::refuse(const std::shared_ptr<transport::Connection>& connectio
   OutMessage message(wire::kErrorReply);
   base::ByteWriter(message.frame.body()).write(call_id);
   OutArchive archive(message);
-  archive(error);
+  archive(sender_.sendable(from, error));
   sender_.send_reply(from, connection, std::move(message));
 }
 

@@ -257,6 +257,11 @@ void OwnerTable::erase_if_unused(Map::iterator at, TableEffects& effects) {
   const bool being_created = entry.value == Value::pending && entry.requested;
   if (being_created || entry.local > 0 || entry.pins > 0 || !entry.holders.empty()) return;
   if (entry.object != nullptr) effects.destroy.push_back(std::move(entry.object));
+  if (entry.rare) {  // of calls that have been answered: no waiter ends under the lock
+    const Error why(ErrorCode::cancelled, "nothing refers to the object any more");
+    for (Waiter& waiter : entry.rare->waiters)
+      effects.run.push_back({std::move(waiter), nullptr, why});
+  }
   count_requested(entry);
   entries_.erase(at);
 }
