@@ -136,6 +136,7 @@ std::optional<Error> GracefulShutdown::run(steady_clock::time_point wait,
   constexpr std::chrono::milliseconds kLook{100};
   bool told = false;  // that all leave
   bool said = false;  // for whom it waits
+  const auto began = steady_clock::now();
   const auto say_at = base::deadline_after(limit);
   {
     base::MutexLock lock(mutex_);
@@ -155,7 +156,8 @@ std::optional<Error> GracefulShutdown::run(steady_clock::time_point wait,
     {
       base::MutexLock lock(mutex_);
       if (const auto stop = stop_requested_at())
-        protocol_.wait_until(base::deadline_after(limit - (steady_clock::now() - *stop)));
+        protocol_.wait_until(base::deadline_after(
+            limit - (steady_clock::now() - std::max<steady_clock::time_point>(began, *stop))));
       effects = protocol_.on_time(steady_clock::now(), view);
     }
     carry_out(effects, lives);

@@ -5,6 +5,7 @@
 #include <system_error>
 #include <utility>
 
+#include "stitch/base/callback_scope.h"
 #include "stitch/base/error.h"
 #include "stitch/base/signals.h"
 
@@ -33,6 +34,7 @@ void Heartbeats::stop() noexcept {
 
 void Heartbeats::run(std::chrono::nanoseconds interval, const std::function<void()>& beat) {
   pthread_setname_np(pthread_self(), "stitch-beat");
+  const base::CallbackScope callbacks;  // of messages whose writing a beat ends
   for (;;) {
     {
       const auto next = std::chrono::steady_clock::now() + interval;

@@ -99,7 +99,7 @@ void ShutdownProtocol::on_peer_lost(const WorkerInfo& peer) {
 
 void ShutdownProtocol::on_peer_joined() {
   ++changes_;
-  if (phase_ == Phase::closing) return;
+  if (phase_ == Phase::closing || phase_ == Phase::ended || answered_) return;
   ends_by_.reset();  // it has not called shutdown yet
   polled_ = false;
 }

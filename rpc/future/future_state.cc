@@ -120,6 +120,7 @@ std::exception_ptr cancelled() noexcept {
 }
 
 void call_back(const char* kind, base::UniqueFunction<void()>& callback) noexcept {
+  const base::CallbackScope callbacks;
   try {
     callback();
   } catch (...) {

@@ -74,8 +74,8 @@ template <class T, class Rep, class Period>
 
 // Calls `fn` under the current worker, but without the deadline, the stop token and the autograd
 // context of the code that calls this, and returns what it returns: for work that outlives its
-// caller. Where that is a future, `fn` lives until it completes, so it may be a coroutine with
-// captures.
+// caller. Where that is a future, `fn` lives until the work has ended, also when that future is
+// cancelled before, so it may be a coroutine with captures.
 template <class F>
 auto detached(F&& fn) {
   rpc::ExecutionContext context = rpc::ExecutionContext::current();
@@ -85,10 +85,8 @@ auto detached(F&& fn) {
   const rpc::ExecutionContextScope scope(std::move(context));
   using Fn = std::decay_t<F>;
   if constexpr (detail::kIsFuture<std::remove_cvref_t<std::invoke_result_t<Fn&>>>) {
-    const auto kept = std::make_shared<Fn>(std::forward<F>(fn));
-    auto future = (*kept)();
-    if (future.valid()) future.on_ready([kept] {});
-    return future;
+    using Result = std::remove_cvref_t<std::invoke_result_t<Fn&>>;
+    return [](Fn kept) -> Result { co_return co_await kept(); }(std::forward<F>(fn));
   } else {
     return std::forward<F>(fn)();
   }
