@@ -161,8 +161,7 @@ std::uint64_t OutgoingCalls::start_call(const WorkerInfo& to, std::string_view f
 bool OutgoingCalls::await_room(const WorkerInfo& to, std::size_t bytes,
                                Clock::time_point deadline) {
   PeerFlow& flow = sender_.flow(to);
-  ask_room(to, flow.one_way.to_ask());
-  return flow.budget.wait(bytes, deadline);
+  return flow.budget.wait(bytes, deadline, [&] { ask_room(to, flow.one_way.to_ask()); });
 }
 
 void OutgoingCalls::send_request(const WorkerInfo& to, Sender::LaidOut&& out, std::uint64_t id,
@@ -249,7 +248,9 @@ void OutgoingCalls::start_notify(const WorkerInfo& to, std::string_view function
 void OutgoingCalls::transmit_one_way(const WorkerInfo& to, std::size_t bytes,
                                      Sender::LaidOut&& out) {
   out.in_flight.begun(true);
-  const std::uint64_t ask = sender_.flow(to).one_way.begun(bytes);
+  PeerFlow& flow = sender_.flow(to);
+  std::uint64_t ask = flow.one_way.begun(bytes);
+  if (ask == 0 && flow.budget.any_wait()) ask = flow.one_way.to_ask();
   out.attachments.begin(out.message.frame);
   sender_.transmit(to, nullptr, std::move(out), [](const std::optional<Error>&) {});
   ask_room(to, ask);

@@ -28,9 +28,11 @@ bool PeerBudget::take(std::size_t bytes, std::size_t budgets) noexcept {
   return true;
 }
 
-bool PeerBudget::wait(std::size_t bytes, Clock::time_point deadline) {
-  base::MutexLock lock(mutex_);
+bool PeerBudget::wait(std::size_t bytes, Clock::time_point deadline,
+                      const std::function<void()>& ask) {
   waiting_.fetch_add(1);  // first: who makes room looks at it afterwards
+  ask();
+  base::MutexLock lock(mutex_);
   base::CondVar& turn = threads_.emplace_back();
   bool taken = false;
   for (;;) {

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <list>
 #include <map>
 #include <optional>
@@ -55,8 +56,11 @@ class PeerBudget {
     return take(bytes, caller == Caller::program ? 1 : kBudgets);
   }
   // Takes room on a thread of the program, which waits behind the threads that wait already. False
-  // once `deadline` has passed. After give_up() there is room for all.
-  [[nodiscard]] bool wait(std::size_t bytes, Clock::time_point deadline) STITCH_EXCLUDES(mutex_);
+  // once `deadline` has passed. After give_up() there is room for all. `ask` is
+  // called once any_wait(), without a lock: it asks the peer for room.
+  [[nodiscard]] bool wait(
+      std::size_t bytes, Clock::time_point deadline, const std::function<void()>& ask = [] {})
+      STITCH_EXCLUDES(mutex_);
   void give_back(std::size_t bytes, std::size_t calls = 1) noexcept STITCH_EXCLUDES(mutex_) {
     used_.fetch_sub(packed(bytes, calls));
     if (waiting_.load() != 0) wake();

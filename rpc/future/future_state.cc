@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "stitch/base/answer_wait.h"
+#include "stitch/base/callback_scope.h"
 #include "stitch/rpc/future/execution_context.h"
 #include "stitch/rpc/future/live_runtimes.h"
 #include "stitch/rpc/future/thread_pool.h"
