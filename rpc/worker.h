@@ -87,7 +87,7 @@ class Worker {
 
   // Leaves the world; the worker can do nothing afterwards. In a fixed world it serves until every
   // live worker has called it, without a limit unless `wait` is set or a stop signal has come (then
-  // for `timeout` from that signal on); after `timeout` it says once, on stderr, for whom. Once all
+  // for `timeout`); after `timeout` it says once, on stderr, for whom. Once all
   // have, everything ends within `timeout` (plus at most a second). One worker leaves an elastic
   // world by itself, once its own calls, and those to it, are over. From here on the program's own
   // threads begin no calls any more (`shutting_down`); handlers and continuations do, until nothing
