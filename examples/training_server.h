@@ -47,10 +47,6 @@ struct TrainingPlan {
   int trainer = 0;  // which of the trainers this is; they share every epoch between them
   int trainers = 1;
   std::uint64_t seed = 1;
-  template <class Archive>
-  void serialize(Archive& archive) {
-    archive(data, device, optimizer, learning_rate, batch, epochs, trainer, trainers, seed);
-  }
 };
 // [tutorial: end]
 

@@ -3,6 +3,7 @@
 #include <exception>
 #include <memory>
 #include <string_view>
+#include <tuple>
 #include <utility>
 
 #include "stitch/rpc/agent/call_path.h"
@@ -22,21 +23,58 @@ struct StandIn {
   static constexpr bool kExists = false;
 };
 
+template <class Arg, class Value>
+inline constexpr bool kStandsIn =
+    !std::is_convertible_v<Arg&&, Value> && StandIn<std::remove_cvref_t<Arg>, Value>::kExists;
+template <class Arg, class Value>
+inline constexpr bool kGivable = std::is_convertible_v<Arg&&, Value> || kStandsIn<Arg, Value>;
+
+// Whether F can be called with arguments of these types. Fails to compile if not, with advice.
+template <auto F, class... Args>
+struct CallOf {
+  using Function = RemoteFunction<F>;
+  using Traits = typename Function::Traits;
+  static constexpr std::size_t kGiven = sizeof...(Args);
+  static constexpr bool kCount = kGiven == Traits::kArity;
+  template <std::size_t I>
+  static constexpr bool gives() {
+    using Arg = std::tuple_element_t<I, std::tuple<Args&&...>>;
+    return kGivable<Arg, std::remove_cvref_t<typename Traits::template Param<I>>>;
+  }
+  static constexpr bool kGood = [] {
+    if constexpr (!Function::kGood || !kCount) {
+      return false;
+    } else {
+      return []<std::size_t... I>(std::index_sequence<I...>) { return (gives<I>() && ...); }
+      (std::make_index_sequence<kGiven>{});
+    }
+  }();
+  template <std::size_t I>
+  static constexpr bool say_of() {
+    using Arg = std::tuple_element_t<I, std::tuple<Args&&...>>;
+    using Value = std::remove_cvref_t<typename Traits::template Param<I>>;
+    static_assert(gives<I>() || Converts<Arg, Value, Argument<I + 1, F>>::value,
+                  "stitch: an argument does not convert to its parameter's type");
+    return true;
+  }
+  static constexpr bool say() {
+    if constexpr (kGood || !Function::kGood) {
+      return true;
+    } else if constexpr (!kCount) {
+      static_assert(TakesArguments<kGiven, Traits::kArity, F>::value,
+                    "stitch: the number of arguments is not that of the function's parameters");
+      return true;
+    } else {
+      return []<std::size_t... I>(std::index_sequence<I...>) { return (say_of<I>() && ...); }
+      (std::make_index_sequence<kGiven>{});
+    }
+  }
+};
+
 template <std::size_t I, class Param, class Arg>
 void encode_argument(rpc::OutArchive& archive, Arg&& argument) {
   using Value = std::remove_cvref_t<Param>;
-  static_assert(
-      Sendable<Value>,
-      "stitch: a parameter of this remote function has a type that cannot be sent; give the type a "
-      "default constructor and a cereal serialize(Archive&) member, or pass one of the sendable "
-      "types listed at stitch::Sendable");
-  constexpr bool kConverts = std::is_convertible_v<Arg&&, Value>;
-  constexpr bool kStandsIn = !kConverts && StandIn<std::remove_cvref_t<Arg>, Value>::kExists;
-  static_assert(kConverts || kStandsIn,
-                "stitch: an argument does not convert to the remote function's parameter type");
-  if constexpr (!Sendable<Value>) {
-    // cereal's messages would hide the one above.
-  } else if constexpr (kStandsIn) {
+  if constexpr (kStandsIn<Arg, Value>) {
     StandIn<std::remove_cvref_t<Arg>, Value>::write(archive.message(), I, argument);
   } else if constexpr (std::is_same_v<std::remove_cvref_t<Arg>, PlacedTensor> &&
                        std::is_same_v<Value, at::Tensor>) {
@@ -53,11 +91,6 @@ void encode_argument(rpc::OutArchive& archive, Arg&& argument) {
 // Writes arguments as the parameter types of Traits, converting as a direct call would.
 template <class Traits, class... Args>
 void encode_arguments(rpc::OutMessage& message, Args&&... args) {
-  static_assert(sizeof...(Args) == Traits::kArity,
-                "stitch: wrong number of arguments for this remote function");
-  static_assert(
-      !Traits::kTakesOutParameter,
-      "stitch: a remote function cannot take a non-const reference: changes would not come back");
   if constexpr (Traits::kArity == 0) return;
   rpc::OutArchive archive(message);
   [&]<std::size_t... I>(std::index_sequence<I...>) {
@@ -66,6 +99,20 @@ void encode_arguments(rpc::OutMessage& message, Args&&... args) {
   }
   (std::make_index_sequence<Traits::kArity>{});
 }
+
+// Whether the result of F can be sent. say() fails to compile if not, with advice.
+template <auto F>
+struct ResultOf {
+  using R = typename rpc::TraitsOf<F>::Result;
+  static constexpr bool kGood = std::is_void_v<R> || Sendable<R>;
+  static constexpr bool say() {
+    if constexpr (kGood || !RemoteFunction<F>::kGood) {
+      return true;
+    } else {
+      return WhyNot<R, Result<F>>::kSaid;
+    }
+  }
+};
 
 // The error of a call whose arguments could not be written.
 [[nodiscard]] Error was_not_made(std::string_view function, const WorkerInfo& to,
@@ -106,7 +153,7 @@ class CallState final : public FutureState<R>, public rpc::PendingCall {
       archive.expect_end();
       this->set_value();
     } else {
-      R result{};
+      R result = rpc::blank<R>();
       archive(result);
       archive.check_seal();
       archive.expect_end();
@@ -160,49 +207,69 @@ Future<R> start_call(const std::shared_ptr<rpc::Agent>& agent, const WorkerInfo&
 
 template <auto F, class... Args>
 auto call(const std::shared_ptr<rpc::Agent>& agent, const Target& target, Args&&... args) {
-  using Traits = rpc::TraitsOf<F>;
-  using R = typename Traits::Result;
+  using Call = CallOf<F, Args...>;
+  using R = typename Call::Traits::Result;
   static_assert(rpc::IsFree<F>, "stitch: member functions are called through an RRef");
-  static_assert(std::is_void_v<R> || Sendable<R>,
-                "stitch: the result type of this remote function cannot be sent; keep it on the "
-                "callee with remote<f>()");
-  const rpc::Function& function = kFunction<F>;
-  rpc::throw_if_stopped(agent);
-  try {
-    const WorkerInfo& to = target.resolve(rpc::peers_of(agent));
-    rpc::OutMessage message = rpc::begin_request(function.id);
+  static_assert(Call::say() && ResultOf<F>::say());
+  if constexpr (rpc::IsFree<F> && Call::kGood && ResultOf<F>::kGood) {
+    const rpc::Function& function = kFunction<F>;
+    rpc::throw_if_stopped(agent);
     try {
-      encode_arguments<Traits>(message, std::forward<Args>(args)...);
+      const WorkerInfo& to = target.resolve(rpc::peers_of(agent));
+      rpc::OutMessage message = rpc::begin_request(function.id);
+      try {
+        encode_arguments<typename Call::Traits>(message, std::forward<Args>(args)...);
+      } catch (...) {
+        return make_failed<R>(was_not_made(function.name, to, std::current_exception()));
+      }
+      message.refuse_when_full = target.when_full() == WhenFull::refuse;
+      return start_call<R>(agent, to, function.name, target.timeout(), std::move(message),
+                           target.into());
     } catch (...) {
-      return make_failed<R>(was_not_made(function.name, to, std::current_exception()));
+      Error error = to_error(std::current_exception());
+      // Not for want of memory: there might be none for the name either.
+      if (error.code() != ErrorCode::internal && error.function().empty())
+        error = error.with_function(std::string(function.name));
+      return make_failed<R>(std::move(error));
     }
-    message.refuse_when_full = target.when_full() == WhenFull::refuse;
-    return start_call<R>(agent, to, function.name, target.timeout(), std::move(message),
-                         target.into());
-  } catch (...) {
-    Error error = to_error(std::current_exception());
-    // Not for want of memory: there might be none for the name either.
-    if (error.code() != ErrorCode::internal && error.function().empty())
-      error = error.with_function(std::string(function.name));
-    return make_failed<R>(std::move(error));
+  } else {
+    return Future<R>();
   }
 }
 
 template <auto F, class... Args>
 void notify(const std::shared_ptr<rpc::Agent>& agent, const Target& target, Args&&... args) {
+  using Call = CallOf<F, Args...>;
   static_assert(rpc::IsFree<F>, "stitch: member functions are called through an RRef");
-  target.expect_no_into("notify()");
-  rpc::throw_if_stopped(agent);  // first: after shutdown the target may be unknown
-  const WorkerInfo& to = target.resolve(rpc::peers_of(agent));
-  rpc::OutMessage message = rpc::begin_request(kFunction<F>.id);
-  try {
-    encode_arguments<rpc::TraitsOf<F>>(message, std::forward<Args>(args)...);
-  } catch (...) {
-    throw was_not_made(kFunction<F>.name, to, std::current_exception());
+  static_assert(Call::say());
+  if constexpr (rpc::IsFree<F> && Call::kGood) {
+    target.expect_no_into("notify()");
+    rpc::throw_if_stopped(agent);  // first: after shutdown the target may be unknown
+    const WorkerInfo& to = target.resolve(rpc::peers_of(agent));
+    rpc::OutMessage message = rpc::begin_request(kFunction<F>.id);
+    try {
+      encode_arguments<typename Call::Traits>(message, std::forward<Args>(args)...);
+    } catch (...) {
+      throw was_not_made(kFunction<F>.name, to, std::current_exception());
+    }
+    message.refuse_when_full = target.when_full() == WhenFull::refuse;
+    rpc::start_notify(agent, to, kFunction<F>.name, rpc::effective_timeout(agent, target.timeout()),
+                      std::move(message));
   }
-  message.refuse_when_full = target.when_full() == WhenFull::refuse;
-  rpc::start_notify(agent, to, kFunction<F>.name, rpc::effective_timeout(agent, target.timeout()),
-                    std::move(message));
+}
+
+// A function that stands among the arguments of a call.
+template <class F>
+concept FunctionValue = std::is_function_v<std::remove_pointer_t<std::remove_cvref_t<F>>> ||
+    std::is_member_pointer_v<std::remove_cvref_t<F>> || requires {
+  &std::remove_cvref_t<F>::operator();
+};
+template <class F>
+rpc::AnyValue refuse_function_value() {
+  static_assert(rpc::CanBeCalled<F>::value,
+                "stitch: the function is a template argument: write rpc_sync<f>(\"ps0\", ...), or "
+                "rref.rpc_sync<&T::method>(...); likewise rpc_async, notify and remote");
+  return {};
 }
 
 }  // namespace detail
@@ -223,6 +290,12 @@ auto rpc_async(TargetOptions target, Args&&... args) {
                          std::forward<Args>(args)...);
 }
 
+// Does not compile: write rpc_async<f>(target, arguments...).
+template <detail::FunctionValue F, class... Args>
+rpc::AnyValue rpc_async(F&&, Args&&...) {
+  return detail::refuse_function_value<F>();
+}
+
 // Calls F on the target and waits for its result. Throws its Error. Any thread but one that runs a
 // STITCH_INLINE function.
 template <auto F, class... Args>
@@ -238,6 +311,12 @@ auto rpc_sync(TargetOptions target, Args&&... args) {
       .get();
 }
 
+// Does not compile: write rpc_sync<f>(target, arguments...).
+template <detail::FunctionValue F, class... Args>
+rpc::AnyValue rpc_sync(F&&, Args&&...) {
+  return detail::refuse_function_value<F>();
+}
+
 // Calls F on the target one-way: no reply, no error from there. Throws when the message cannot be
 // made. Waits for room as rpc_async does, until Target::timeout or Options::rpc_timeout; then, and
 // where it must not wait, it throws `overloaded`.
@@ -248,6 +327,12 @@ void notify(Target target, Args&&... args) {
 template <auto F, class... Args>
 void notify(TargetOptions target, Args&&... args) {
   detail::notify<F>(rpc::current_agent(), Target(std::move(target)), std::forward<Args>(args)...);
+}
+
+// Does not compile: write notify<f>(target, arguments...).
+template <detail::FunctionValue F, class... Args>
+rpc::AnyValue notify(F&&, Args&&...) {
+  return detail::refuse_function_value<F>();
 }
 
 // Counts one step of the current worker, for Options::fault: "kill=ps0@step10" ends the process of

@@ -106,23 +106,18 @@ void decode_arguments(rpc::IncomingCall& call, std::tuple<Params...>& arguments)
   const bool may_be_given = !archive.message().attachments.empty();
   std::size_t position = 0;
   const auto decode_one = [&]<class P>(P& argument) {
-    static_assert(Sendable<P>,
-                  "stitch: a parameter of this remote function has a type that cannot be received; "
-                  "see stitch::Sendable");
-    if constexpr (Sendable<P>) {  // else cereal's messages would hide that one
-      ++position;
-      try {
-        auto* const given =
-            may_be_given ? rpc::given_argument(archive.message(), position - 1) : nullptr;
-        if (given == nullptr) {
-          archive(argument);
-        } else {
-          take_given(*given, argument);
-        }
-        archive.check_seal();
-      } catch (...) {
-        throw_mismatch(position, typeid(P));
+    ++position;
+    try {
+      auto* const given =
+          may_be_given ? rpc::given_argument(archive.message(), position - 1) : nullptr;
+      if (given == nullptr) {
+        archive(argument);
+      } else {
+        take_given(*given, argument);
       }
+      archive.check_seal();
+    } catch (...) {
+      throw_mismatch(position, typeid(P));
     }
   };
   std::apply([&](auto&... argument) { (decode_one(argument), ...); }, arguments);
@@ -157,9 +152,11 @@ void run_function(const std::shared_ptr<rpc::IncomingCall>& call, Invoke invoke,
       arguments;
   try {
     if constexpr (kIsFuture<Result>) {
-      arguments = std::make_shared<Arguments>();
-    } else {
+      arguments = std::make_shared<Arguments>(rpc::blank<Arguments>());
+    } else if constexpr (std::is_default_constructible_v<Arguments>) {
       arguments.emplace();
+    } else {
+      arguments.emplace(rpc::blank<Arguments>());
     }
     decode_arguments(*call, *arguments);
   } catch (...) {
@@ -262,16 +259,21 @@ struct FunctionRunner {
 
 template <auto F>
 const rpc::Function& register_function() {
-  using Traits = rpc::TraitsOf<F>;
-  rpc::Function function;
-  const std::type_info& tag = typeid(rpc::FunctionTag<F>);
-  function.id = rpc::function_id(tag.name());
-  function.name = rpc::function_display_name(tag);
-  function.identity = reinterpret_cast<const void*>(&FunctionRunner<F>::keep);
-  if constexpr (!rpc::IsFree<F>) function.object_type = &typeid(typename Traits::ObjectType);
-  function.reply = &FunctionRunner<F>::reply;
-  function.keep = &FunctionRunner<F>::keep;
-  return rpc::FunctionRegistry::instance().add(std::move(function));
+  if constexpr (RemoteFunction<F>::kGood) {
+    using Traits = rpc::TraitsOf<F>;
+    rpc::Function function;
+    const std::type_info& tag = typeid(rpc::FunctionTag<F>);
+    function.id = rpc::function_id(tag.name());
+    function.name = rpc::function_display_name(tag);
+    function.identity = reinterpret_cast<const void*>(&FunctionRunner<F>::keep);
+    if constexpr (!rpc::IsFree<F>) function.object_type = &typeid(typename Traits::ObjectType);
+    function.reply = &FunctionRunner<F>::reply;
+    function.keep = &FunctionRunner<F>::keep;
+    return rpc::FunctionRegistry::instance().add(std::move(function));
+  } else {
+    static const rpc::Function kNone;
+    return kNone;
+  }
 }
 
 }  // namespace stitch::detail

@@ -138,6 +138,11 @@ class Worker {
     const rpc::AnswerWaitScope waits;
     return detail::call<F>(agent(), Target(std::move(target)), std::forward<Args>(args)...).get();
   }
+  // Does not compile: write rpc_sync<f>(target, arguments...).
+  template <detail::FunctionValue F, class... Args>
+  rpc::AnyValue rpc_sync(F&&, Args&&...) {
+    return detail::refuse_function_value<F>();
+  }
   // As stitch::rpc_async(), with this worker as the caller.
   template <auto F, class... Args>
   auto rpc_async(Target target, Args&&... args) {
@@ -147,6 +152,11 @@ class Worker {
   auto rpc_async(TargetOptions target, Args&&... args) {
     return detail::call<F>(agent(), Target(std::move(target)), std::forward<Args>(args)...);
   }
+  // Does not compile: write rpc_async<f>(target, arguments...).
+  template <detail::FunctionValue F, class... Args>
+  rpc::AnyValue rpc_async(F&&, Args&&...) {
+    return detail::refuse_function_value<F>();
+  }
   // As stitch::notify(), with this worker as the caller.
   template <auto F, class... Args>
   void notify(Target target, Args&&... args) {
@@ -155,6 +165,11 @@ class Worker {
   template <auto F, class... Args>
   void notify(TargetOptions target, Args&&... args) {
     detail::notify<F>(agent(), Target(std::move(target)), std::forward<Args>(args)...);
+  }
+  // Does not compile: write notify<f>(target, arguments...).
+  template <detail::FunctionValue F, class... Args>
+  rpc::AnyValue notify(F&&, Args&&...) {
+    return detail::refuse_function_value<F>();
   }
   // As stitch::remote<f>() and stitch::remote<T>(), with this worker as the caller: the result
   // stays on the target, an RRef to it comes back. Defined by rref/rref.h.
@@ -167,6 +182,11 @@ class Worker {
   template <class T, class... Args>
   auto remote(TargetOptions target, Args&&... args);
 
+  // Does not compile: write remote<f>(target, arguments...).
+  template <detail::FunctionValue F, class... Args>
+  rpc::AnyValue remote(F&&, Args&&...) {
+    return detail::refuse_function_value<F>();
+  }
   // As stitch::make_rref(), owned by this worker. Defined by rref/rref.h.
   template <class T>
   auto make_rref(T value);
@@ -287,7 +307,7 @@ std::vector<Future<T>> Worker::gather(const Gathering& gathering, const std::str
 
 template <class T>
 std::map<std::string, T> Worker::all_gather(const T& value, const std::vector<std::string>& names) {
-  static_assert(Sendable<T>, "stitch: all_gather needs a sendable type");
+  static_assert(detail::WhyNot<T, detail::Object<T>>::kSaid);
   const auto gathering = begin_gathering(names, rpc::OwnedObject::of(std::make_shared<T>(value)));
   auto others = gather<T>(gathering, "all_gather of " + base::demangle(typeid(T).name()));
   std::map<std::string, T> values{{name(), value}};

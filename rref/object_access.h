@@ -16,15 +16,21 @@
 #include "stitch/rpc/message/owned_object.h"
 #include "stitch/rpc/target.h"
 #include "stitch/rref/handle.h"
-#include "stitch/rref/rref_extension.h"
 
 namespace stitch::rpc {
+class Agent;
 class IncomingCall;
-}
+}  // namespace stitch::rpc
 
 // What the templates of RRef<T> and remote<>() need of the worker, without its classes.
 // Thread contract: every function from any thread; only local_value() waits.
 namespace stitch::rref {
+
+// Makes every Agent constructed from now on take part in the lifetime protocol; returns the
+// extension's index. Including this header is enough.
+int register_rref_extension();
+inline const int kRRefExtension = register_rref_extension();
+[[nodiscard]] std::shared_ptr<RRefAgent> rrefs_of(rpc::Agent& agent);
 
 // How the calls through one RRef are made; shared by its copies.
 struct HandleUse {

@@ -61,7 +61,7 @@ struct Constructor {
     rref::refuse_reply(call);
   }
   static void keep(const std::shared_ptr<rpc::IncomingCall>& call, void*, rpc::KeepResult sink) {
-    std::tuple<A...> arguments;
+    auto arguments = rpc::blank<std::tuple<A...>>();
     try {
       decode_arguments(*call, arguments);
     } catch (...) {
@@ -76,7 +76,7 @@ struct Constructor {
       sink({}, std::current_exception());
       return;
     }
-    arguments = {};
+    arguments = rpc::blank<std::tuple<A...>>();
     sink(std::move(value), nullptr);
   }
   static const rpc::Function& add() {
@@ -128,68 +128,102 @@ template <class T, auto M, class... Args>
 auto call_method(const rref::HandlePtr& handle, const rref::HandleUse& use, Args&&... args) {
   using Traits = rpc::TraitsOf<M>;
   using R = typename Traits::Result;
-  static_assert(std::is_void_v<R> || Sendable<R>,
-                "stitch: the result type of this method cannot be sent; keep it on the owner with "
-                "remote<>()");
-  const rpc::Function& function = method_function<T, M>();
-  try {
-    auto request = rref::begin_method_call(handle, use, function.id, function.name);
-    write_arguments(request, function.name, [&] {
-      encode_arguments<Traits>(request.message, std::forward<Args>(args)...);
-    });
-    return start_call<R>(request.agent, *request.to, function.name, use.timeout,
-                         std::move(request.message));
-  } catch (const Error&) {
-    return rref::make_failed_future<R>();
-  } catch (...) {
-    return make_failed<R>(to_error(std::current_exception()));
+  static_assert(CallOf<M, Args...>::say() && ResultOf<M>::say());
+  if constexpr (CallOf<M, Args...>::kGood && ResultOf<M>::kGood) {
+    const rpc::Function& function = method_function<T, M>();
+    try {
+      auto request = rref::begin_method_call(handle, use, function.id, function.name);
+      write_arguments(request, function.name, [&] {
+        encode_arguments<Traits>(request.message, std::forward<Args>(args)...);
+      });
+      return start_call<R>(request.agent, *request.to, function.name, use.timeout,
+                           std::move(request.message));
+    } catch (const Error&) {
+      return rref::make_failed_future<R>();
+    } catch (...) {
+      return make_failed<R>(to_error(std::current_exception()));
+    }
+  } else {
+    return Future<R>();
   }
 }
 
 template <class T, auto M, class... Args>
 rref::HandlePtr create_by_method(const rref::HandlePtr& handle, const rref::HandleUse& use,
                                  Args&&... args) {
-  const rpc::Function& function = method_function<T, M>();
-  return create_or_throw([&] {
-    auto request = rref::begin_method_call(handle, use, function.id, function.name);
-    write_arguments(request, function.name, [&] {
-      encode_arguments<rpc::TraitsOf<M>>(request.message, std::forward<Args>(args)...);
+  static_assert(CallOf<M, Args...>::say());
+  if constexpr (CallOf<M, Args...>::kGood) {
+    const rpc::Function& function = method_function<T, M>();
+    return create_or_throw([&] {
+      auto request = rref::begin_method_call(handle, use, function.id, function.name);
+      write_arguments(request, function.name, [&] {
+        encode_arguments<rpc::TraitsOf<M>>(request.message, std::forward<Args>(args)...);
+      });
+      return rref::create(std::move(request), function.name, use.timeout);
     });
-    return rref::create(std::move(request), function.name, use.timeout);
-  });
+  } else {
+    return nullptr;
+  }
 }
 
 template <auto F, class... Args>
 rref::HandlePtr create_by_function(const std::shared_ptr<rpc::Agent>& agent, const Target& target,
                                    Args&&... args) {
   static_assert(rpc::IsFree<F>, "stitch: member functions are called through an RRef");
-  const rpc::Function& function = kFunction<F>;
-  return create_or_throw([&] {
-    auto request = rref::begin_creation(agent, target, function.id);
-    write_arguments(request, function.name, [&] {
-      encode_arguments<rpc::TraitsOf<F>>(request.message, std::forward<Args>(args)...);
+  static_assert(CallOf<F, Args...>::say());
+  if constexpr (rpc::IsFree<F> && CallOf<F, Args...>::kGood) {
+    const rpc::Function& function = kFunction<F>;
+    return create_or_throw([&] {
+      auto request = rref::begin_creation(agent, target, function.id);
+      write_arguments(request, function.name, [&] {
+        encode_arguments<rpc::TraitsOf<F>>(request.message, std::forward<Args>(args)...);
+      });
+      return rref::create(std::move(request), function.name, target.timeout());
     });
-    return rref::create(std::move(request), function.name, target.timeout());
-  });
+  } else {
+    return nullptr;
+  }
 }
+
+// Whether a T can be constructed from arguments of these types, as they are sent. say() fails to
+// compile if not, with advice.
+template <class T, class... A>
+struct CanConstruct {
+  static constexpr bool value = std::is_constructible_v<T, A&&...>;
+};
+template <class T, class... A>
+struct ConstructionOf {
+  static constexpr bool kSendable = (Sendable<A> && ...);
+  static constexpr bool kGood = kSendable && CanConstruct<T, A...>::value;
+  static constexpr bool say() {
+    static_assert(!kSendable || CanConstruct<T, A...>::value,
+                  "stitch: the type has no constructor for these arguments (text is sent as "
+                  "std::string)");
+    return []<std::size_t... I>(std::index_sequence<I...>) {
+      return (WhyNot<A, ConstructorArgument<I + 1, T>>::kSaid && ...);
+    }
+    (std::index_sequence_for<A...>{});
+  }
+};
 
 template <class T, class... Args>
 rref::HandlePtr create_by_constructor(const std::shared_ptr<rpc::Agent>& agent,
                                       const Target& target, Args&&... args) {
-  static_assert((Sendable<SentAs<Args>> && ...),
-                "stitch: an argument of this constructor has a type that cannot be sent");
-  static_assert(
-      std::is_constructible_v<T, SentAs<Args>&&...>,
-      "stitch: the type has no constructor for these arguments (text is sent as std::string)");
-  const rpc::Function& function = kConstructor<T, SentAs<Args>...>;
-  return create_or_throw([&] {
-    auto request = rref::begin_creation(agent, target, function.id);
-    write_arguments(request, function.name, [&] {
-      rpc::OutArchive archive(request.message);
-      (encode_argument<0, SentAs<Args>>(archive, std::forward<Args>(args)), ...);
+  using Construction = ConstructionOf<T, SentAs<Args>...>;
+  static_assert(Construction::say());
+  if constexpr (Construction::kGood) {
+    const rpc::Function& function = kConstructor<T, SentAs<Args>...>;
+    return create_or_throw([&] {
+      auto request = rref::begin_creation(agent, target, function.id);
+      write_arguments(request, function.name, [&] {
+        rpc::OutArchive archive(request.message);
+        (encode_argument<0, SentAs<Args>>(archive, std::forward<Args>(args)), ...);
+      });
+      return rref::create(std::move(request), function.name, target.timeout());
     });
-    return rref::create(std::move(request), function.name, target.timeout());
-  });
+  } else {
+    return nullptr;
+  }
 }
 
 template <class T>

@@ -99,9 +99,12 @@ class [[nodiscard]] RRef {
   // A copy of the object, fetched from the owner; on the owner a copy of the object itself, without
   // a message.
   Future<T> to_here_async() const {
-    static_assert(std::is_void_v<T> || Sendable<T>,
-                  "stitch: this type cannot be sent; call methods of the object where it is");
-    return detail::fetch<T>(handle(), use());
+    if constexpr (std::is_void_v<T> || Sendable<T>) {
+      return detail::fetch<T>(handle(), use());
+    } else {
+      static_assert(detail::WhyNot<T, detail::Object<T>>::kSaid);
+      return {};
+    }
   }
   // The same, waiting. Throws its Error.
   T to_here() const {
@@ -128,11 +131,21 @@ class [[nodiscard]] RRef {
   auto rpc_async(Args&&... args) const {
     return detail::call_method<T, Method>(handle(), use(), std::forward<Args>(args)...);
   }
+  // Does not compile: write rpc_async<&T::method>(arguments...).
+  template <detail::FunctionValue F, class... Args>
+  rpc::AnyValue rpc_async(F&&, Args&&...) const {
+    return detail::refuse_function_value<F>();
+  }
   // The same, waiting. Throws its Error.
   template <auto Method, class... Args>
   auto rpc_sync(Args&&... args) const {
     const rpc::AnswerWaitScope waits;
     return rpc_async<Method>(std::forward<Args>(args)...).get();
+  }
+  // Does not compile: write rpc_sync<&T::method>(arguments...).
+  template <detail::FunctionValue F, class... Args>
+  rpc::AnyValue rpc_sync(F&&, Args&&...) const {
+    return detail::refuse_function_value<F>();
   }
   // As rpc_async(), but the result stays on the owner.
   template <auto Method, class... Args>
@@ -142,6 +155,11 @@ class [[nodiscard]] RRef {
         detail::create_by_method<T, Method>(handle(), use(), std::forward<Args>(args)...));
   }
 
+  // Does not compile: write remote<&T::method>(arguments...).
+  template <detail::FunctionValue F, class... Args>
+  rpc::AnyValue remote(F&&, Args&&...) const {
+    return detail::refuse_function_value<F>();
+  }
   // Completes when the creation has ended, with its error if it failed; with `timeout` if that
   // takes longer than to_here() would wait.
   Future<void> when_created() const { return rref::when_created(handle(), use()); }
@@ -219,6 +237,11 @@ auto remote(Target target, Args&&... args) {
 template <auto F, class... Args>
 auto remote(TargetOptions target, Args&&... args) {
   return stitch::remote<F>(Target(std::move(target)), std::forward<Args>(args)...);
+}
+// Does not compile: write remote<f>(target, arguments...).
+template <detail::FunctionValue F, class... Args>
+rpc::AnyValue remote(F&&, Args&&...) {
+  return detail::refuse_function_value<F>();
 }
 // Constructs a T on the target from the arguments, each sent as its own decayed type (text as
 // std::string). T need be neither sendable nor copyable nor movable.

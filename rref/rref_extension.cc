@@ -1,4 +1,4 @@
-#include "stitch/rref/rref_extension.h"
+#include "stitch/rref/object_access.h"
 
 #include <algorithm>
 #include <map>

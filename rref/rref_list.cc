@@ -8,9 +8,9 @@
 #include "stitch/rpc/agent/call_path.h"
 #include "stitch/rpc/message/owned_object.h"
 #include "stitch/rpc/worker.h"
+#include "stitch/rref/object_access.h"
 #include "stitch/rref/object_server.h"
 #include "stitch/rref/rref_agent.h"
-#include "stitch/rref/rref_extension.h"
 
 namespace stitch {
 namespace {

@@ -15,6 +15,7 @@
 #include "stitch/rpc/gpu/wire_cast.h"
 #include "stitch/rpc/gpu/wire_device.h"
 #include "stitch/rpc/message/frame_kinds.h"
+#include "stitch/rpc/message/tensor_codec.h"
 
 namespace stitch::rpc {
 
@@ -113,10 +114,10 @@ std::vector<DeviceTensors::Destination> DeviceTensors::destinations(const OutMes
     if (!source.is_cpu() && !source.is_cuda()) {
       refuse(is() + ", which cannot be sent: known are tensors on the CPU and on CUDA devices");
     }
-    if (!source.is_cpu() && (tensor.is_quantized() || tensor.is_nested() ||
-                             (tensor.layout() != at::kStrided && tensor.layout() != at::kSparse))) {
-      refuse(position(message, i) + " of type " + tensor.toString() +
-             " cannot be sent: known are dense and sparse COO tensors");
+    try {
+      expect_sendable(tensor);
+    } catch (const Error& error) {
+      throw error.with_prefix(position(message, i));
     }
     if (!placed) {
       const auto destination = map.destination(source);

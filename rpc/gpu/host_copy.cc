@@ -28,7 +28,7 @@ PreparedCopy prepare_copy(const at::Tensor& original) {
     for (std::int64_t d = 0; d < dense.dim(); ++d) {
       if (dense.stride(d) == 0 && dense.size(d) > 1) dense = dense.narrow(d, 0, 1);
     }
-    if (!dense.is_non_overlapping_and_dense()) dense = dense.contiguous();
+    if (!dense.is_non_overlapping_and_dense()) dense = dense.clone(at::MemoryFormat::Preserve);
   }
   return {dense, original.sizes().vec()};
 }

@@ -1,4 +1,5 @@
 #include <ATen/ATen.h>
+#include <ATen/ExpandUtils.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
@@ -28,10 +29,9 @@ void check_status(const transport::gpu::CudaApi& api, gpu_cuda::Status status, c
   throw Error(ErrorCode::internal, "device " + device.str() + " has failed: " + what + ": " + text);
 }
 
-std::vector<std::int64_t> dense_strides(at::IntArrayRef sizes) {
-  std::vector<std::int64_t> strides(sizes.size(), 1);
-  for (std::size_t d = sizes.size(); d-- > 1;) strides[d - 1] = strides[d] * sizes[d];
-  return strides;
+// Without gaps, the dimensions in their order.
+std::vector<std::int64_t> dense_strides(const at::Tensor& tensor) {
+  return at::infer_dense_strides(tensor.sizes(), tensor.strides());
 }
 
 }  // namespace
@@ -110,13 +110,13 @@ void OutgoingTransfers::add(std::uint32_t tensor, const at::Tensor& original, c1
   const at::ScalarType type = cast.value_or(source.scalar_type());
   const std::size_t bytes = static_cast<std::size_t>(source.numel()) * c10::elementSize(type);
   if (bytes < kPackBelow) {
-    describe(tensor, original, source, type, dense_strides(source.sizes()));
+    describe(tensor, original, source, type, dense_strides(source));
     small_[{source.device().index(), there.index()}].push_back(
         {section_.tensors.size() - 1, std::move(source)});
     return;
   }
   if (cast) source = source.to(type);
-  if (!source.is_non_overlapping_and_dense()) source = source.contiguous();
+  if (!source.is_non_overlapping_and_dense()) source = source.clone(at::MemoryFormat::Preserve);
   describe(tensor, original, source, type, source.strides());
   section_.tensors.back().transfer = static_cast<std::uint32_t>(pieces_.size());
   pieces_.push_back({source, source.device(), there});
@@ -136,8 +136,8 @@ void OutgoingTransfers::pack(c10::Device from, c10::Device to, const std::vector
                                       at::TensorOptions().dtype(at::kByte).device(from));
   for (const Small& each : tensors) {
     const TransferSection::Tensor& described = section_.tensors[each.described];
-    over_storage(buffer.storage(), described.dtype, each.source.sizes(),
-                 dense_strides(each.source.sizes()), described.offset)
+    over_storage(buffer.storage(), described.dtype, each.source.sizes(), dense_strides(each.source),
+                 described.offset)
         .copy_(each.source, true);
   }
   pieces_.push_back({buffer, from, to});

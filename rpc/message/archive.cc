@@ -76,6 +76,71 @@ void InArchive::fail_short(std::size_t wanted) const {
                                                std::to_string(remaining()) + " are left");
 }
 
+namespace {
+
+enum class ScalarKind : std::uint8_t { boolean = 1, integer = 2, floating = 3, complex = 4 };
+
+}  // namespace
+
+void write_scalar(OutArchive& archive, const at::Scalar& scalar) {
+  archive.mark(FieldMark::scalar);
+  if (scalar.isBoolean()) {
+    archive(ScalarKind::boolean, scalar.toBool());
+  } else if (scalar.isIntegral(false)) {
+    archive(ScalarKind::integer, scalar.toLong());
+  } else if (scalar.isFloatingPoint()) {
+    archive(ScalarKind::floating, scalar.toDouble());
+  } else if (scalar.isComplex()) {
+    archive(ScalarKind::complex, scalar.toComplexDouble());
+  } else {
+    throw Error(ErrorCode::invalid_argument, "a symbolic at::Scalar cannot be sent");
+  }
+}
+
+at::Scalar read_scalar(InArchive& archive) {
+  archive.mark(FieldMark::scalar);
+  const auto read = [&]<class T>(T value) {
+    archive(value);
+    return at::Scalar(value);
+  };
+  const std::uint8_t kind = [&] {
+    std::uint8_t code = 0;
+    archive(code);
+    return code;
+  }();
+  switch (static_cast<ScalarKind>(kind)) {
+    case ScalarKind::boolean:
+      return read(false);
+    case ScalarKind::integer:
+      return read(std::int64_t{0});
+    case ScalarKind::floating:
+      return read(0.0);
+    case ScalarKind::complex:
+      return read(c10::complex<double>());
+  }
+  throw Error(ErrorCode::invalid_argument,
+              "an at::Scalar is of kind " + std::to_string(kind) + ", known are 1 to 4");
+}
+
+void write_device(OutArchive& archive, at::Device device) {
+  archive.mark(FieldMark::device);
+  archive(static_cast<std::uint8_t>(device.type()), static_cast<std::int8_t>(device.index()));
+}
+
+at::Device read_device(InArchive& archive) {
+  archive.mark(FieldMark::device);
+  std::uint8_t type = 0;
+  std::int8_t index = 0;
+  archive(type, index);
+  const auto named = static_cast<at::DeviceType>(type);
+  const bool is_known = type < static_cast<std::uint8_t>(at::COMPILE_TIME_MAX_DEVICE_TYPES);
+  if (!is_known || index < -1 || (named == at::kCPU && index > 0)) {
+    throw Error(ErrorCode::invalid_argument, "no device is of type " + std::to_string(type) +
+                                                 " and index " + std::to_string(index));
+  }
+  return {named, index};
+}
+
 void CEREAL_SAVE_FUNCTION_NAME(OutArchive& archive, const Error& error) {
   archive(static_cast<std::uint8_t>(error.code()), error.remote(), std::string(error.what()),
           error.worker(), error.function());

@@ -49,6 +49,14 @@ class FieldFingerprint {
   std::uint32_t hash_ = 2166136261u;
 };
 
+// The codes of types that are written as fields of other types.
+enum class FieldMark : std::uint32_t {
+  half = 0x4001,
+  bfloat16 = 0x4002,
+  scalar = 0x4003,
+  device = 0x4004
+};
+
 // How deep structs, containers and pointers may nest: a value that contains itself is written and
 // read recursively, and a stack is finite.
 inline constexpr int kMaxNesting = 256;
@@ -100,6 +108,8 @@ class OutArchive : public cereal::OutputArchive<OutArchive, cereal::AllowEmptyCl
       }
     }
   }
+  // A value of a type that its bytes alone do not tell follows.
+  void mark(FieldMark mark) noexcept { fingerprint_.mix(static_cast<std::uint32_t>(mark)); }
   void write_tensor(const at::Tensor& tensor) {
     fingerprint_.mix(0x2000);
     const auto index = base::to_wire_order(static_cast<std::uint32_t>(message_.tensors.size()));
@@ -208,6 +218,7 @@ class InArchive : public cereal::InputArchive<InArchive, cereal::AllowEmptyClass
       for (std::size_t i = 0; i < count; ++i) values[i] = base::to_wire_order(values[i]);
     }
   }
+  void mark(FieldMark mark) noexcept { fingerprint_.mix(static_cast<std::uint32_t>(mark)); }
   void read_tensor(at::Tensor& tensor);
   // Throws Error(invalid_argument) when what was read so far has other kinds of fields than what
   // was written.
@@ -252,6 +263,15 @@ template <class T>
 inline constexpr bool kIsWrapper<cereal::memory_detail::PtrWrapper<T>> = true;
 template <class T>
 inline constexpr bool kMayNest = std::is_class_v<T> && !kIsWrapper<T>;
+// What cereal writes by a serialize function of its own.
+template <class T>
+inline constexpr bool kIsSerialized = false;
+template <class T>
+inline constexpr bool kIsSerialized<cereal::NameValuePair<T>> = true;
+template <class A, class B>
+inline constexpr bool kIsSerialized<std::pair<A, B>> = true;
+template <class... Ts>
+inline constexpr bool kIsSerialized<std::tuple<Ts...>> = true;
 // cereal calls these before and after each value.
 template <class T>
 void prologue(OutArchive& archive, const T&) {
@@ -326,7 +346,9 @@ void CEREAL_LOAD_FUNCTION_NAME(InArchive& archive, Error& error);
 }  // namespace stitch::rpc
 
 #include "stitch/rpc/message/container_codec.h"  // IWYU pragma: export
+#include "stitch/rpc/message/plain_struct.h"     // IWYU pragma: export
 
 CEREAL_REGISTER_ARCHIVE(stitch::rpc::OutArchive)
 CEREAL_REGISTER_ARCHIVE(stitch::rpc::InArchive)
 CEREAL_SETUP_ARCHIVE_TRAITS(stitch::rpc::InArchive, stitch::rpc::OutArchive)
+CEREAL_SETUP_ARCHIVE_TRAITS(stitch::rpc::InProbe, stitch::rpc::OutProbe)

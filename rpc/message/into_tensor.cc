@@ -11,6 +11,7 @@
 
 #include "stitch/base/error.h"
 #include "stitch/rpc/message/message.h"
+#include "stitch/rpc/message/tensor_codec.h"
 
 namespace stitch::rpc {
 
@@ -37,6 +38,7 @@ void IntoTensor::set(at::Tensor tensor) {
   if (tensor.layout() != at::kStrided || tensor.is_quantized() || tensor.is_nested())
     refuse("is not dense");
   if (tensor.requires_grad()) refuse("requires grad");
+  if (missing_memory(tensor)) refuse("has too little memory: " + *missing_memory(tensor));
   if (tensor.is_cuda())
     stream_ = c10::impl::VirtualGuardImpl(c10::kCUDA).getStream(tensor.device());
   tensor_ = std::move(tensor);

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <optional>
 #include <string>
 
@@ -24,7 +25,7 @@ using base::ByteWriter;
 using transport::Buffer;
 
 enum class Layout : std::uint8_t { undefined = 0, dense = 1, coo = 2 };
-enum Flag : std::uint8_t { kRequiresGrad = 1, kCoalesced = 2, kHasStrides = 4 };
+enum Flag : std::uint8_t { kRequiresGrad = 1, kCoalesced = 2, kHasStrides = 4, kWrappedNumber = 8 };
 constexpr std::size_t kMaxDims = kMaxWireDims;
 constexpr std::size_t kReservedTensors = 256;
 
@@ -33,6 +34,25 @@ constexpr std::array kDtypes{at::kByte,        at::kChar,         at::kShort,   
                              at::kLong,        at::kHalf,         at::kFloat,         at::kDouble,
                              at::kComplexHalf, at::kComplexFloat, at::kComplexDouble, at::kBool,
                              at::kBFloat16};
+
+using c10::DispatchKey;
+using c10::DispatchKeySet;
+
+// Of a tensor whose memory is its values.
+constexpr DispatchKeySet kPlainKeys({DispatchKey::CPU, DispatchKey::CUDA, DispatchKey::AutogradCPU,
+                                     DispatchKey::AutogradCUDA, DispatchKey::AutogradOther,
+                                     DispatchKey::ADInplaceOrView, DispatchKey::AutocastCPU,
+                                     DispatchKey::AutocastCUDA});
+// Of all that can be sent.
+constexpr DispatchKeySet kSentKeys =
+    kPlainKeys |
+    DispatchKeySet({DispatchKey::SparseCPU, DispatchKey::SparseCUDA, DispatchKey::Conjugate,
+                    DispatchKey::Negative, DispatchKey::ZeroTensor});
+
+// One that the tensor has beside these; Undefined: none.
+DispatchKey other_key(const at::Tensor& tensor, DispatchKeySet keys) {
+  return (tensor.key_set() - keys).highestFunctionalityKey();
+}
 
 std::uint8_t dtype_code(const at::Tensor& tensor) { return wire_dtype(tensor.scalar_type()); }
 
@@ -65,7 +85,7 @@ void write_dense(OutMessage& message, ByteWriter& out, const at::Tensor& origina
         expanded.push_back(d);
       }
     }
-    if (!tensor.is_non_overlapping_and_dense()) tensor = tensor.contiguous();
+    if (!tensor.is_non_overlapping_and_dense()) tensor = tensor.clone(at::MemoryFormat::Preserve);
   }
   std::vector<std::int64_t> strides = tensor.strides().vec();
   for (const auto d : expanded) strides[static_cast<std::size_t>(d)] = 0;
@@ -91,15 +111,17 @@ void write_dense(OutMessage& message, ByteWriter& out, const at::Tensor& origina
 // sizes and strides that others need.
 bool is_small_and_plain(const OutMessage& message, const at::Tensor& tensor) {
   return tensor.layout() == at::kStrided && tensor.device().is_cpu() && tensor.is_contiguous() &&
-         tensor.nbytes() <= message.frame.inline_bytes() && !tensor.is_quantized() &&
-         !tensor.is_nested() && !tensor.is_conj() && !tensor.is_neg() && !tensor._is_zerotensor() &&
+         tensor.nbytes() <= message.frame.inline_bytes() &&
+         other_key(tensor, kPlainKeys) == DispatchKey::Undefined &&
          static_cast<std::size_t>(tensor.dim()) <= kMaxDims;
 }
 
 void write_small_and_plain(OutMessage& message, ByteWriter& out, const at::Tensor& tensor) {
   out.write(Layout::dense);
   out.write(dtype_code(tensor));
-  out.write(static_cast<std::uint8_t>(tensor.requires_grad() ? kRequiresGrad : 0));
+  out.write(static_cast<std::uint8_t>(
+      (tensor.requires_grad() ? kRequiresGrad : 0) |
+      (tensor.unsafeGetTensorImpl()->is_wrapped_number() ? kWrappedNumber : 0)));
   out.write(static_cast<std::uint8_t>(tensor.dim()));
   for (const auto size : tensor.sizes()) out.write(size);
   const std::size_t bytes = tensor.nbytes();
@@ -125,9 +147,9 @@ void write_tensor(OutMessage& message, ByteWriter& out, const at::Tensor& tensor
                                                  " dimensions cannot be sent; at most " +
                                                  std::to_string(kMaxDims));
   }
-  if (tensor.layout() == at::kStrided && !tensor.is_quantized() && !tensor.is_nested()) {
+  if (tensor.layout() == at::kStrided) {
     write_dense(message, out, tensor.detach(), tensor.requires_grad(), Expanded::once, source);
-  } else if (tensor.layout() == at::kSparse) {
+  } else {
     const at::Tensor plain = tensor.detach();
     out.write(Layout::coo);
     out.write(dtype_code(tensor));
@@ -137,10 +159,6 @@ void write_tensor(OutMessage& message, ByteWriter& out, const at::Tensor& tensor
     for (const auto size : tensor.sizes()) out.write(size);
     write_dense(message, out, plain._indices(), false, Expanded::in_full, source);
     write_dense(message, out, plain._values(), false, Expanded::in_full, source);
-  } else {
-    throw Error(ErrorCode::invalid_argument,
-                std::string("tensor of type ") + tensor.toString() +
-                    " cannot be sent: known are dense and sparse COO tensors");
   }
 }
 
@@ -286,6 +304,11 @@ at::Tensor read_dense(BufferQueue& buffers, ByteReader& in, Expanded stride_0) {
   }
   if (header.dtype == at::kBool && *needed != 0)
     make_bools(tensor.data_ptr(), source.in_frame ? *needed : source.buffer.bytes);
+  if ((header.flags & kWrappedNumber) != 0) {
+    if (tensor.dim() != 0)
+      throw Error(ErrorCode::protocol, "tensor descriptor wants a number that has dimensions");
+    tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
+  }
   if ((header.flags & kRequiresGrad) != 0) {
     if (!tensor.is_floating_point() && !tensor.is_complex())
       throw Error(ErrorCode::protocol, "tensor descriptor wants gradients of an integer tensor");
@@ -387,7 +410,56 @@ at::ScalarType dtype_of_wire(std::uint8_t code) {
   return kDtypes[code - 1];
 }
 
+std::optional<std::string> missing_memory(const at::Tensor& tensor) {
+  if (tensor.numel() == 0 || tensor._is_zerotensor()) return std::nullopt;
+  const auto bytes = extent(tensor.sizes(), tensor.strides(), tensor.element_size());
+  std::size_t needed = 0;
+  if (!bytes ||
+      __builtin_add_overflow(
+          *bytes, static_cast<std::size_t>(tensor.storage_offset()) * tensor.element_size(),
+          &needed))
+    needed = std::numeric_limits<std::size_t>::max();
+  const at::Storage& storage = tensor.storage();
+  const std::size_t there = storage.data() == nullptr ? 0 : storage.nbytes();
+  if (there >= needed) return std::nullopt;
+  return "its storage has " + std::to_string(there) + " of " + std::to_string(needed) + " bytes";
+}
+
+void expect_sendable(const at::Tensor& tensor) {
+  if (!tensor.defined()) return;
+  const auto refuse = [&](const std::string& why) {
+    throw Error(ErrorCode::invalid_argument,
+                std::string("tensor of type ") + tensor.toString() + " cannot be sent: " + why);
+  };
+  switch (const DispatchKey other = other_key(tensor, kSentKeys)) {
+    case DispatchKey::Undefined:
+      break;
+    case DispatchKey::Named:
+      refuse("its dimensions have names: send tensor.rename(at::nullopt)");
+      break;
+    case DispatchKey::Quantized:
+      refuse("it is quantized: send int_repr(), scale and zero point, or dequantize()");
+      break;
+    default:
+      refuse(std::string("it is ") + c10::toString(other) +
+             ", known are dense and sparse COO tensors");
+  }
+  if (tensor._fw_grad(0).defined()) refuse("it has a tangent of forward-mode differentiation");
+  if (!tensor.is_cpu() && !tensor.is_cuda()) return;  // refused with its position
+  const auto expect_memory = [&](const at::Tensor& part) {
+    if (const auto missing = missing_memory(part)) refuse(*missing);
+  };
+  if (tensor.layout() != at::kSparse) {
+    expect_memory(tensor);
+  } else {
+    const at::NoGradGuard no_grad;
+    expect_memory(tensor._indices());
+    expect_memory(tensor._values());
+  }
+}
+
 void encode_tensors(OutMessage& message) {
+  for (const at::Tensor& tensor : message.tensors) expect_sendable(tensor);
   write_tensors(message, message.tensors, Source::callers);
 }
 

@@ -104,7 +104,7 @@ static bool run(Bytes input) {
   } catch (const Error& error) {
     require_code(error, {ErrorCode::protocol, ErrorCode::invalid_argument});
   } catch (const cereal::Exception&) {
-    // The alternative of a variant, the form of a bitset: cereal reads them.
+    // The form of a bitset: cereal reads it.
   } catch (const std::invalid_argument&) {
     // Likewise the digits of a bitset.
   }

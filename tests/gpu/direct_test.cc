@@ -297,6 +297,8 @@ TEST_F(DirectTensors, ShapesStridesTypesAndFlagsAreKept) {
       EXPECT_EQ(results[i].sizes(), tensors[i].sizes()) << i;
       EXPECT_TRUE(at::equal(results[i].detach().cpu(), tensors[i].detach().cpu())) << i;
     }
+    EXPECT_EQ(results[1].strides(), tensors[1].strides());
+    EXPECT_EQ(results[8].strides(), at::IntArrayRef({1, 263}));  // without gaps, in their order
     ASSERT_TRUE(all_is_counted(cluster[0]));
     EXPECT_GT(count(cluster[0], apart ? "gpu.sent_messages.staging.worker1.cuda:0"
                                       : "gpu.sent_messages.peer.worker1.cuda:0") +

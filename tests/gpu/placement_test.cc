@@ -297,6 +297,8 @@ TEST(DevicePlacement, ShapesStridesAndFlagsOfDeviceTensorsAreKept) {
     EXPECT_TRUE(at::equal(result.detach().cpu(), tensor.detach().cpu()));
   }
   EXPECT_EQ(rpc_sync<same>("worker1", base.t()).strides(), base.t().strides());
+  // Gaps are not sent, the dimensions stay in their order.
+  EXPECT_EQ(rpc_sync<same>("worker1", base.t().narrow(0, 1, 3)).strides(), at::IntArrayRef({1, 3}));
 }
 
 TEST(DevicePlacement, LargeTensorsAreMovedAndCountedByPath) {

@@ -18,7 +18,8 @@ set(outer_folders tools examples bench tests)
 set(header_parts
   "rpc/future/future.h rpc/future/coroutine.h"
   "rpc/future/future.h rpc/future/future_group.h"
-  "rpc/message/archive.h rpc/message/container_codec.h")
+  "rpc/message/archive.h rpc/message/container_codec.h"
+  "rpc/message/archive.h rpc/message/plain_struct.h")
 
 # allow(folder folders...): what a folder may include beside itself. A folder has to be allowed before another may include it.
 set(rooms "")

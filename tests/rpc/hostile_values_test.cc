@@ -449,6 +449,15 @@ stitch::transport::Message encoded(const T& value) {
   return std::move(message.frame).finish();
 }
 
+struct Plain {
+  std::string text;
+  std::map<int, std::optional<double>> table;
+  short numbers[3];
+  std::vector<Plain> inside;
+  bool flag;
+  at::Device device = at::kCPU;
+};
+
 // Decodes `value` from `rounds` damaged forms of its message. Whether a round is refused depends on
 // where the damage is; nothing else may happen.
 template <class T>
@@ -471,7 +480,7 @@ void survive(const T& value, std::mt19937& random, int& refused, int rounds = 15
       InMessage message(std::move(damaged), {});
       stitch::rpc::decode_tensors(message);
       InArchive archive(message, message.view.body());
-      T back;
+      auto back = stitch::rpc::blank<T>();
       archive(back);
       archive.check_seal();
       archive.expect_end();
@@ -509,6 +518,12 @@ TEST(HostileBytes, DamagedMessagesOfManyTypesAreReadOrRefused) {
   survive(chain_of(20), random, refused);
   survive(Tree{{Tree{{Tree{}, Tree{}}}, Tree{}}}, random, refused);
   survive(std::vector<Nothing>(7), random, refused);
+  survive(Plain{"text", {{1, 2.5}}, {1, 2, 3}, {}, true, at::kCPU}, random, refused);
+  survive(std::vector<at::Scalar>{true, 1, 2.5, c10::complex<double>(1, 2)}, random, refused);
+  torch::OrderedDict<std::string, c10::optional<int>> dict;
+  dict.insert("a", 1);
+  dict.insert("b", c10::nullopt);
+  survive(dict, random, refused);
   const auto indices = at::tensor({0, 2, 0, 1}, at::kLong).reshape({2, 2});
   survive(std::vector<at::Tensor>{at::arange(4), at::Tensor(), at::rand({5, 5}).t(),
                                   at::ones({2, 2}, at::kBool), at::ones({1}).expand({9}),

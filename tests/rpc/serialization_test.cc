@@ -1,3 +1,5 @@
+#include <torch/csrc/autograd/forward_grad.h>
+
 #include <variant>
 
 #include "stitch/rpc/message/tensor_codec.h"
@@ -7,6 +9,8 @@ namespace serialization_test {
 namespace {
 
 using stitch::testing::Cluster;
+using stitch::testing::error_of;
+using stitch::testing::has_text;
 
 static_assert(stitch::Sendable<std::vector<std::optional<at::Tensor>>>);
 static_assert(!stitch::Sendable<stitch::Future<int>>, "a future belongs to its process");
@@ -136,17 +140,91 @@ TEST(Serialization, SendsOnlyTheBytesAViewCovers) {
   EXPECT_LT(bytes.frame.size(), 1024u);
 }
 
+// The contract: "a dense tensor keeps the order of its dimensions in memory, gaps are not sent".
+TEST(Serialization, DenseTensorsKeepTheOrderOfTheirDimensionsAndGapsAreNotSent) {
+  Cluster cluster(2);
+  const auto strides_of = [](const at::Tensor& tensor) {
+    const at::Tensor back = stitch::rpc_sync<echo<at::Tensor>>("worker1", tensor);
+    EXPECT_TRUE(at::equal(back, tensor));
+    return back.strides().vec();
+  };
+  using Strides = std::vector<std::int64_t>;
+  EXPECT_EQ(strides_of(at::rand({5, 5}).narrow(1, 2, 2)), (Strides{2, 1}));
+  EXPECT_EQ(strides_of(at::rand({5, 5}).t().narrow(0, 2, 2)), (Strides{1, 2}));
+  const auto image = at::rand({2, 3, 4, 5}).contiguous(at::MemoryFormat::ChannelsLast);
+  EXPECT_EQ(strides_of(image), (Strides{60, 1, 15, 3}));
+  EXPECT_EQ(strides_of(image.narrow(2, 1, 2)), (Strides{30, 1, 15, 3}));
+  EXPECT_EQ(strides_of(image.slice(3, 0, 5, 2)), (Strides{36, 1, 9, 3}));
+  EXPECT_EQ(strides_of(at::rand({300, 2, 300}).permute({2, 0, 1}).narrow(0, 1, 200)),
+            (Strides{1, 400, 200}));
+  EXPECT_EQ(strides_of(at::rand({4, 6}).slice(1, 0, 6, 2).unsqueeze(0).expand({7, 4, 3})),
+            (Strides{0, 3, 1}));
+  EXPECT_EQ(strides_of(at::arange(5).as_strided({3, 3}, {1, 1})), (Strides{3, 1}));
+}
+
+void expect_refused(const at::Tensor& tensor, const std::string& text) {
+  EXPECT_TRUE(has_text(error_of([&] { stitch::rpc_sync<echo<at::Tensor>>("worker1", tensor); }),
+                       stitch::ErrorCode::invalid_argument, text));
+  EXPECT_TRUE(has_text(error_of([&] { stitch::notify<echo<at::Tensor>>("worker1", tensor); }),
+                       stitch::ErrorCode::invalid_argument, text));
+  expect_echo(1);
+}
+
 TEST(Serialization, RefusesTensorsItCannotSend) {
   Cluster cluster(2);
-  for (const at::Tensor& tensor :
-       {at::eye(3).to_sparse_csr(), at::quantize_per_tensor(at::ones(3), 0.5, 0, at::kQInt8)}) {
-    auto future = stitch::rpc_async<echo<at::Tensor>>("worker1", tensor);
-    ASSERT_TRUE(future.wait_for(std::chrono::seconds(10)));
-    EXPECT_EQ(future.error().code(), stitch::ErrorCode::invalid_argument);
-    EXPECT_NE(std::string(future.error().what()).find("cannot be sent"), std::string::npos)
-        << future.error().what();
-    expect_echo(1);
+  expect_refused(at::eye(3).to_sparse_csr(), "cannot be sent: it is SparseCsr");
+  expect_refused(at::quantize_per_tensor(at::ones(3), 0.5, 0, at::kQInt8),
+                 "cannot be sent: it is quantized: send int_repr()");
+  if (at::hasMKLDNN()) expect_refused(at::ones(3).to_mkldnn(), "cannot be sent: it is MkldnnCPU");
+  expect_refused(at::empty({3}, at::TensorOptions().device(at::kMeta)), "device meta");
+  const auto names = std::vector{at::Dimname::fromSymbol(at::Symbol::dimname("N")),
+                                 at::Dimname::fromSymbol(at::Symbol::dimname("C"))};
+  expect_refused(at::ones({2, 3}).refine_names(names), "cannot be sent: its dimensions have names");
+  const auto level = torch::autograd::ForwardADLevel::get_next_idx();
+  expect_refused(at::_make_dual(at::ones(3), at::ones(3), static_cast<std::int64_t>(level)),
+                 "cannot be sent: it has a tangent of forward-mode differentiation");
+  torch::autograd::ForwardADLevel::release_idx(level);
+}
+
+TEST(Serialization, RefusesTensorsWithoutTheirMemory) {
+  Cluster cluster(2);
+  for (const std::int64_t size : {10, 1000}) {  // inside the frame, and beside it
+    const std::string needed = std::to_string(size * size * 4);
+    const auto freed = at::ones({size, size});
+    freed.storage().unsafeGetStorageImpl()->set_data_ptr(at::DataPtr());
+    expect_refused(freed, "its storage has 0 of " + needed + " bytes");
+    const auto shorter = at::ones({size, size});
+    shorter.storage().unsafeGetStorageImpl()->set_nbytes(40);
+    expect_refused(shorter, "its storage has 40 of " + needed + " bytes");
+    expect_refused(shorter.t(), "its storage has 40 of " + needed + " bytes");
+    expect_refused(shorter.narrow(0, 1, 1), "its storage has 40 of " + std::to_string(size * 8));
+    // The result of a call has nowhere to go, either.
+    EXPECT_TRUE(has_text(error_of([&] {
+                           stitch::rpc_sync<echo<at::Tensor>>(
+                               stitch::Target("worker1").into(shorter), at::ones({size, size}));
+                         }),
+                         stitch::ErrorCode::invalid_argument, "its storage has 40 of " + needed));
   }
+  const auto values = at::ones(2);
+  const auto sparse = at::sparse_coo_tensor(at::zeros({1, 2}, at::kLong), values, {5});
+  values.storage().unsafeGetStorageImpl()->set_nbytes(4);
+  expect_refused(sparse, "its storage has 4 of 8 bytes");
+  expect_tensor_echo(at::ones({0, 3}));
+}
+
+bool is_wrapped(at::Tensor tensor) { return tensor.unsafeGetTensorImpl()->is_wrapped_number(); }
+
+TEST(Serialization, KeepsTheValuesBehindTheBitsOfATensor) {
+  Cluster cluster(2);
+  const auto complex = at::complex(at::ones(3), at::ones(3));
+  expect_tensor_echo(at::imag(complex.conj()));  // the negative bit
+  expect_tensor_echo(at::_efficientzerotensor({3}, at::TensorOptions()));
+  at::Tensor number = at::scalar_tensor(2.5, at::kDouble);
+  EXPECT_FALSE(stitch::rpc_sync<is_wrapped>("worker1", number));
+  number.unsafeGetTensorImpl()->set_wrapped_number(true);
+  EXPECT_TRUE(stitch::rpc_sync<is_wrapped>("worker1", number));
+  const at::Tensor back = stitch::rpc_sync<echo<at::Tensor>>("worker1", number);
+  EXPECT_EQ((at::ones(2, at::kFloat) + back).scalar_type(), at::kFloat);
 }
 
 bool share_memory(at::Tensor a, at::Tensor b) { return a.storage().data() == b.storage().data(); }
