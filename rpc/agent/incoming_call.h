@@ -56,8 +56,8 @@ class IncomingCall : public std::enable_shared_from_this<IncomingCall> {
   [[nodiscard]] Clock::time_point deadline() const noexcept { return context_.deadline; }
   [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
 
-  // `queued`: it waits for a thread. `running`: its function is on a thread and does not wait there.
-  // `awaiting`: it waits for a future, an object, its turn, or arguments that other workers have.
+  // `queued`: it waits for a thread. `running`: its function is on a thread, not waiting.
+  // `awaiting`: it waits for a future, an object, its turn, or other workers' arguments.
   enum class Stage : std::uint8_t { queued, running, awaiting, answered };
   struct Progress {
     Stage stage = Stage::queued;

@@ -154,36 +154,6 @@ TEST(Recycler, BlocksFreedByAnotherThreadAreReused) {
   }
 }
 
-// Each thread frees blocks of another, more than a size class keeps.
-TEST(Recycler, SeveralThreadsPassBlocksInARing) {
-  constexpr std::size_t kThreads = 4;
-  constexpr int kRounds = 200;
-  std::vector<Basket> baskets(kThreads);
-  std::vector<std::thread> threads;
-  std::atomic<bool> torn{false};
-  for (std::size_t t = 0; t < kThreads; ++t) {
-    threads.emplace_back([&, t] {
-      std::mt19937_64 random(t);
-      for (int i = 0; i < kRounds; ++i) {
-        std::vector<void*> blocks(random() % 500);
-        for (void*& at : blocks) {
-          at = take_recycled(2048);
-          std::memset(at, static_cast<int>(t), 2048);
-        }
-        baskets[(t + 1) % kThreads].put(std::move(blocks));
-        const auto owner = static_cast<unsigned char>((t + kThreads - 1) % kThreads);
-        for (void* at : baskets[t].take()) {
-          const auto* data = static_cast<const unsigned char*>(at);
-          if (data[0] != owner || data[2047] != owner) torn = true;
-          recycle(at, 2048);
-        }
-      }
-    });
-  }
-  for (auto& thread : threads) thread.join();
-  EXPECT_FALSE(torn);
-}
-
 TEST(Recycler, BlocksAboveTheLimitAreReturnedToTheHeap) {
   if (!STITCH_TEST_RECYCLES) GTEST_SKIP() << "nothing is recycled under a sanitizer";
   // Ten times the limit of a size class, freed by another thread, repeatedly: the process must not
@@ -272,20 +242,6 @@ TEST(Recycler, StandardContainersWorkWithIt) {
 struct alignas(64) Wide {
   std::array<unsigned char, 64> bytes{};
 };
-
-TEST(Recycler, SharedObjectsMayBeDroppedByAnotherThread) {
-  for (int round = 0; round < 200; ++round) {
-    std::vector<std::shared_ptr<Wide>> objects;
-    for (int i = 0; i < 50; ++i) {
-      objects.push_back(std::allocate_shared<Wide>(RecyclingAllocator<Wide>()));
-      EXPECT_EQ(reinterpret_cast<std::uintptr_t>(objects.back().get()) % 64, 0U);
-      objects.back()->bytes.fill(static_cast<unsigned char>(i));
-    }
-    std::weak_ptr<Wide> watch = objects.front();
-    std::thread([objects = std::move(objects)]() mutable { objects.clear(); }).join();
-    EXPECT_TRUE(watch.expired());
-  }
-}
 
 TEST(Recycler, BytesOfEverySizeUseIt) {
   Bytes grown;

@@ -70,34 +70,6 @@ TEST(TaskThread, RunsTasksInsidePostWhenItHasEnded) {
   EXPECT_TRUE(ran);
 }
 
-// Two threads that post to one that has ended: their tasks do not run at the same time, and those
-// that a task posts run after it.
-TEST(TaskThread, RunsOneTaskAtATimeWhenItHasEnded) {
-  TaskThread thread;
-  thread.join();
-  std::atomic<int> running{0};
-  std::atomic<int> together{0};
-  std::atomic<int> ran{0};
-  const auto task = [&] {
-    if (running.fetch_add(1) > 0) ++together;
-    std::this_thread::yield();
-    const int before = ran.load();
-    thread.post([&ran] { ++ran; });
-    if (ran.load() != before || running.fetch_sub(1) != 1) ++together;
-    ++ran;
-  };
-  {
-    std::vector<std::jthread> posters;
-    for (int t = 0; t < 4; ++t) {
-      posters.emplace_back([&] {
-        for (int i = 0; i < 2000; ++i) thread.post(task);
-      });
-    }
-  }
-  EXPECT_EQ(together, 0);
-  EXPECT_EQ(ran, 16000);
-}
-
 TEST(TaskThread, GoesOnWhenATaskThrows) {
   int ran = 0;
   {

@@ -49,16 +49,6 @@ at::Tensor touchy_via(std::vector<std::string> path, at::Tensor x) {
                        static_cast<std::int64_t>(rpc::current_agent()->self().id.value()));
 }
 
-// Its gradient is a mask of integers, which libtorch's engine casts.
-struct Masked : torch::autograd::Function<Masked> {
-  static at::Tensor forward(torch::autograd::AutogradContext*, at::Tensor x) { return x * 1; }
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
-                                                 torch::autograd::variable_list grads) {
-    return {grads[0] > 0};
-  }
-};
-at::Tensor masked(at::Tensor x) { return Masked::apply(x); }
-
 at::Tensor touchy_sum_via(std::string next, at::Tensor x) {
   return rpc_sync<touchy_via>(next, std::vector<std::string>{}, x * own_parameter()).sum();
 }
@@ -264,15 +254,6 @@ TEST(FailedPasses, DoNotComeFromArgumentsThatMakeNoSense) {
   EXPECT_EQ(error_of([&] { context.backward({x * 2}); }).code(), ErrorCode::invalid_argument);
   context.backward({(x * 2).sum()});
   EXPECT_TRUE(equal_gradients(context.gradient(x), 2 * ones()));
-}
-
-TEST(FailedPasses, DoNotComeFromGradientsOfIntegersWhichAreCast) {
-  Cluster cluster(2);
-  const auto x = ones().requires_grad_();
-  const Context context;
-  context.backward({rpc_sync<masked>("worker1", masked(x)).sum()});
-  EXPECT_EQ(context.gradient(x).scalar_type(), x.scalar_type());
-  EXPECT_TRUE(at::equal(context.gradient(x), at::ones_like(x)));
 }
 
 TEST(FailedPasses, ComeFromCancellingABackwardThatRunsWhereTheLossLives) {

@@ -25,14 +25,6 @@ TEST(Backward, ReachesParametersOnEveryWorkerAndLeavesGradAlone) {
   EXPECT_FALSE(parameter_of(cluster[1]).grad().defined());
 }
 
-TEST(Backward, WorksWithoutAnyRemotePart) {
-  Cluster cluster(1);
-  Context context;
-  const auto x = ones().requires_grad_();
-  context.backward({(x * x).sum()});
-  EXPECT_TRUE(equal_gradients(context.gradient(x), 2 * ones()));
-}
-
 // Where the pass ends, grad mode is off.
 TEST(Backward, CompletesItsFutureWithGradientsSwitchedOn) {
   Cluster cluster(1);
@@ -113,15 +105,6 @@ TEST(Backward, TakesSeveralRootsWithGradientsOfTheirOwn) {
   EXPECT_TRUE(equal_gradients(gradient_on(cluster[1], context.id()), 210 * ones()));
 }
 
-TEST(Backward, AddsUpOverRepeatedPassesWithRetainGraph) {
-  Cluster cluster(3);
-  Context context;
-  const auto loss = rpc_sync<via>("worker1", std::vector<std::string>{"worker2"}, ones()).sum();
-  for (int i = 0; i < 100; ++i) context.backward({loss}, {.retain_graph = true});
-  EXPECT_TRUE(equal_gradients(gradient_on(cluster[2], context.id()),
-                              100 * parameter_of(cluster[1]).detach()));
-}
-
 TEST(Backward, CannotBeRepeatedWithoutRetainGraph) {
   Cluster cluster(2);
   Context context;
@@ -164,18 +147,6 @@ TEST(Backward, RefusesRootsThatMakeNoSense) {
             "root 0 has dtype Double, its gradient Float");
   EXPECT_EQ(text_of({x.sum()}, {at::Tensor(), at::Tensor()}),
             "backward got 2 gradients for 1 roots");
-}
-
-TEST(Backward, RunsFromOneRootWhileAnotherRunsInTheSameContext) {
-  Cluster cluster(3);
-  Context context;
-  const auto loss = rpc_sync<via>("worker1", std::vector<std::string>{"worker2"}, ones()).sum();
-  std::vector<Future<void>> passes;
-  for (int i = 0; i < 30; ++i)
-    passes.push_back(context.backward_async({loss}, {.retain_graph = true}));
-  for (auto& pass : passes) pass.get();
-  EXPECT_TRUE(equal_gradients(gradient_on(cluster[2], context.id()),
-                              30 * parameter_of(cluster[1]).detach()));
 }
 
 double remote_backward(at::Tensor x) {
@@ -253,27 +224,6 @@ TEST(ExactMode, LeavesDroppedResultsAlone) {
 }
 
 at::Tensor cube_times_parameter(at::Tensor x) { return x.pow(3) * own_parameter(); }
-
-TEST(CreateGraph, GivesSecondOrderGradientsOverTwoWorkers) {
-  Cluster cluster(2);
-  Context context;
-  const auto x = (2 * ones()).requires_grad_();
-  const auto p = parameter_of(cluster[1]);
-  const auto loss = rpc_sync<cube_times_parameter>("worker1", x * x).sum();
-  context.backward({loss}, {.create_graph = true});
-  const auto first = context.gradient(x);
-  const auto local_loss = ((x * x).pow(3) * p).sum();
-  const auto expected_first = torch::autograd::grad({local_loss}, {x, p}, {}, true, true);
-  EXPECT_TRUE(equal_gradients(first, expected_first[0]));
-  ASSERT_TRUE(first.requires_grad());
-  const auto p_first = gradient_on(cluster[1], context.id()).detach().clone();
-
-  context.backward({(first * first).sum()});
-  const auto expected_second =
-      torch::autograd::grad({(expected_first[0] * expected_first[0]).sum()}, {x, p});
-  EXPECT_TRUE(equal_gradients(context.gradient(x) - first.detach(), expected_second[0]));
-  EXPECT_TRUE(equal_gradients(gradient_on(cluster[1], context.id()) - p_first, expected_second[1]));
-}
 
 TEST(CreateGraph, LeavesNothingBehindWhenTheContextEnds) {
   Cluster cluster(2);

@@ -64,19 +64,6 @@ TEST(Context, NestsAndRestoresTheOuterOne) {
   EXPECT_EQ(rpc_sync<context_counter>("worker1"), outer.id().counter);
 }
 
-TEST(Context, KeepsGradientsOfNestedContextsApart) {
-  Cluster cluster(2);
-  Context outer;
-  const auto outer_loss = rpc_sync<times_parameter>("worker1", ones()).sum();
-  {
-    Context inner;
-    inner.backward({rpc_sync<times_parameter>("worker1", 5 * ones()).sum()});
-    EXPECT_TRUE(equal_gradients(gradient_on(cluster[1], inner.id()), 5 * ones()));
-  }
-  outer.backward({outer_loss});
-  EXPECT_TRUE(equal_gradients(gradient_on(cluster[1], outer.id()), ones()));
-}
-
 TEST(Context, RefusesALossMadeUnderAnotherContext) {
   Cluster cluster(2);
   Context outer;
@@ -227,36 +214,6 @@ TEST(Context, FreesEverythingOnEveryWorkerItReached) {
   EXPECT_TRUE(nothing_is_left(cluster));
 }
 
-TEST(DebugInfo, IsTheUnionOfWhatEachPartTellsUnderNamesOfItsOwn) {
-  Cluster cluster(2);
-  const Context context;
-  const auto kept = remote<times_parameter>("worker1", ones().requires_grad_());
-  kept.to_here();
-  std::set<std::string> parts;
-  std::size_t told = 0;
-  rpc::current_agent()->for_each_extension([&](rpc::Extension& extension) {
-    std::map<std::string, std::int64_t> numbers;
-    extension.debug_info(numbers);
-    told += numbers.size();
-    std::set<std::string> prefixes;
-    for (const auto& [name, number] : numbers) prefixes.insert(name.substr(0, name.find('.')));
-    EXPECT_LE(prefixes.size(), 1u);
-    for (const auto& prefix : prefixes)
-      EXPECT_TRUE(parts.insert(prefix).second) << prefix << " is of two parts";
-  });
-  EXPECT_EQ(parts, (std::set<std::string>{"dist_autograd", "rref"}));
-  std::size_t of_calls = 0;
-  const auto all = cluster[0].debug_info();
-  for (const auto& [name, number] : all) {
-    const std::string prefix = name.substr(0, name.find('.'));
-    EXPECT_TRUE(parts.contains(prefix) || prefix == "rpc" || prefix == "transport") << name;
-    of_calls += parts.contains(prefix) ? 0 : 1;
-  }
-  EXPECT_EQ(all.size(), told + of_calls);
-  EXPECT_EQ(all.at("dist_autograd.contexts"), 1);
-  EXPECT_GE(all.at("rref.holds"), 1);
-}
-
 TEST(Context, RemembersOnlyAFewOfManyEndedContexts) {
   Cluster cluster(3);
   for (int i = 0; i < 300; ++i) {
@@ -304,53 +261,6 @@ TEST(Context, ShowsTheLastPassInItsGraph) {
   EXPECT_NE(dot.find("label=\"worker1\\nlast pass: 4 nodes in "), std::string::npos) << dot;
   EXPECT_NE(dot.find("label=\" 24 B\""), std::string::npos) << dot;
   EXPECT_NE(dot.find("color=\"#b0b0b0\""), std::string::npos) << "unused links are grey\n" << dot;
-}
-
-TEST(Context, ShowsNothingOfEarlierPassesInItsGraph) {
-  Cluster cluster(3);
-  Context context;
-  const auto x = ones().requires_grad_();
-  const auto near = rpc_sync<times_parameter>("worker1", x);
-  const auto far = rpc_sync<times_parameter>("worker2", x);
-  // What leads from a loss to a call is not shown: one link of each call is.
-  const auto shows = [&](int links, bool worker2) {
-    const std::string dot = dist_autograd::find_context(context.id()).graph_dot();
-    int coloured = 0;
-    for (auto at = dot.find(" 24 B\""); at != std::string::npos; at = dot.find(" 24 B\"", at + 1))
-      ++coloured;
-    EXPECT_EQ(coloured, links) << dot;
-    EXPECT_NE(dot.find("label=\"worker1\\nlast pass: "), std::string::npos) << dot;
-    EXPECT_EQ(dot.find("label=\"worker2\\nlast pass: ") != std::string::npos, worker2) << dot;
-  };
-  context.backward({near.sum()}, {.retain_graph = true});
-  shows(1, false);
-  {
-    const WorkerScope scope(cluster[2]);  // none has ended there: it shows that of the others
-    shows(1, false);
-  }
-  context.backward({near.sum() + far.sum()}, {.retain_graph = true});
-  shows(2, true);
-  context.backward({near.sum()});  // it does not reach worker2
-  shows(1, false);
-}
-
-TEST(WorkerColours, DifferForHundredsOfWorkersAndClearlyForTheFirst) {
-  std::vector<std::array<unsigned, 3>> seen;
-  for (std::uint32_t worker = 0; worker < 256; ++worker) {
-    const auto colours = dist_autograd::colours_of(WorkerId(worker));
-    std::array<unsigned, 3> strong{};
-    ASSERT_EQ(std::sscanf(colours.strong.c_str(), "#%2x%2x%2x", &strong[0], &strong[1], &strong[2]),
-              3)
-        << colours.strong;
-    for (std::size_t other = 0; other < seen.size(); ++other) {
-      unsigned distance = 0;
-      for (std::size_t i = 0; i < 3; ++i) {
-        distance += std::max(strong[i], seen[other][i]) - std::min(strong[i], seen[other][i]);
-      }
-      EXPECT_GE(distance, worker < 48 ? 30u : 1u) << worker << " and " << other;
-    }
-    seen.push_back(strong);
-  }
 }
 
 TEST(Context, ThrowsCancelledFromAHandleThatOutlivesIt) {
@@ -420,24 +330,6 @@ TEST(Context, IsNoLongerCurrentInAContinuationThatOutlivesIt) {
   EXPECT_EQ(after.get(), ErrorCode::cancelled);
 }
 
-TEST(Context, RemembersOnlyAFewThingsWhileAnOuterOneGoesOn) {
-  Cluster cluster(2);
-  Context outer;
-  const auto loss = rpc_sync<times_parameter>("worker1", ones()).sum();
-  for (int i = 0; i < 200; ++i) {
-    Context inner;
-    rpc_sync<times_parameter>("worker1", ones());
-  }
-  for (int i = 0; i < 200; ++i) outer.backward({loss}, {.retain_graph = true});
-  for (int i = 0; i < 2; ++i) {
-    EXPECT_TRUE(eventually([&] {
-      return count_on(cluster[i], "ended_contexts_remembered") < 5 &&
-             count_on(cluster[i], "ended_passes_remembered") < 5;
-    })) << "on worker "
-        << i;
-  }
-}
-
 TEST(Context, RemembersOnlyAFewOfManyPassesThatReachOnlySomeWorkers) {
   for (const bool marks : {false, true}) {
     SCOPED_TRACE(marks);
@@ -488,22 +380,6 @@ TEST(Context, OpensAPassWhoseFirstMessageComesAfterTheEndsOfLaterOnes) {
   held.get();
   EXPECT_TRUE(equal_gradients(gradient_on(cluster[1], context.id()), 51 * ones()));
   EXPECT_LT(count_on(cluster[1], "ended_passes_remembered"), 5);
-}
-
-TEST(Context, RemembersOnlyAFewThingsOfManyThatReachOnlySomeWorkersWhileAnOuterOneGoesOn) {
-  Cluster cluster(4);
-  Context outer;
-  rpc_sync<times_parameter>("worker1", ones());
-  for (int i = 0; i < 600; ++i) {
-    Context inner;
-    rpc_sync<times_parameter>("worker" + std::to_string(1 + i % 3), ones());
-  }
-  for (int i = 0; i < 4; ++i) {
-    EXPECT_TRUE(eventually([&] { return count_on(cluster[i], "ended_contexts_remembered") < 5; }))
-        << count_on(cluster[i], "ended_contexts_remembered") << " on worker " << i;
-  }
-  outer.backward({rpc_sync<times_parameter>("worker1", ones()).sum()});
-  EXPECT_TRUE(equal_gradients(gradient_on(cluster[1], outer.id()), ones()));
 }
 
 TEST(Context, MakesOneNodeForAllTensorsOfAMessage) {

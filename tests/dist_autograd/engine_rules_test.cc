@@ -368,17 +368,6 @@ TEST(EngineRules, AnomalyModePrintsTheStackOfTheNodeThatFails) {
   EXPECT_FALSE(prints(text, "")) << text;
 }
 
-TEST(EngineRules, NaNThatIsSentIsThatOfTheNodeThatGetsIt) {
-  Cluster cluster(2);
-  const Anomaly anomaly;
-  Context context;
-  const auto y = rpc_sync<times_parameter>("worker1", leaf());
-  const auto error = error_of([&] { context.backward({y}, {.grads = {ones() * std::nan("")}}); });
-  EXPECT_EQ(error.worker(), "worker1");
-  EXPECT_TRUE(has_text(error, ErrorCode::remote_exception,
-                       "Function 'MulBackward0' returned nan values in its 0th output."));
-}
-
 TEST(InferenceMode, CallsInItRecordNothingAndItsTensorsAreConstants) {
   Cluster cluster(2);
   Context context;

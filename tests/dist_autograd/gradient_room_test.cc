@@ -110,15 +110,5 @@ TEST_F(GradientRoom, APassThatFailsDropsWhatWaits) {
   EXPECT_TRUE(right(next, 8));
 }
 
-TEST_F(GradientRoom, APassThatTimesOutDropsWhatWaits) {
-  const Context context;
-  const auto loss = rpc_sync<squares>("worker1", kParts);
-  ASSERT_NO_FATAL_FAILURE(stop_worker2());
-  EXPECT_EQ(error_of([&] { context.backward({loss}, {.timeout = 1s}); }).code(),
-            ErrorCode::timeout);
-  EXPECT_TRUE(eventually([&] { return waiting() == 0; }));
-  EXPECT_TRUE(eventually([&] { return number("dist_autograd.passes") == 0; }));
-}
-
 }  // namespace
 }  // namespace stitch::testing::gradient_room_test

@@ -113,19 +113,5 @@ TEST(GradientStore, AddsInPlaceWhenItIsTheOnlyHolder) {
   EXPECT_EQ(store.find(p).data_ptr(), memory);
 }
 
-TEST(Accumulate, AddsInPlaceOnlyWithoutOtherReferences) {
-  const at::NoGradGuard off;
-  at::Tensor slot = torch::ones({3});
-  const void* memory = slot.data_ptr();
-  accumulate(slot, torch::ones({3}));
-  EXPECT_EQ(slot.data_ptr(), memory);
-  const at::Tensor held = slot;
-  accumulate(slot, torch::ones({3}));
-  EXPECT_TRUE(held.equal(torch::full({3}, 2.0)));
-  EXPECT_TRUE(slot.equal(torch::full({3}, 3.0)));
-  accumulate(slot, at::Tensor());
-  EXPECT_TRUE(slot.equal(torch::full({3}, 3.0)));
-}
-
 }  // namespace
 }  // namespace stitch::dist_autograd::testing::gradient_store_test

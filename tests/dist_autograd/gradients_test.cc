@@ -93,27 +93,6 @@ TEST(Gradients, OfAnEmbeddingBagAddUpSparselyOverPasses) {
   EXPECT_TRUE(equal_gradients(gradient, 2 * expected.to_dense()));
 }
 
-at::Tensor product_of(std::vector<at::Tensor> matrices) {
-  at::Tensor product = matrices.at(0);
-  for (std::size_t i = 1; i < matrices.size(); ++i) product = at::matmul(product, matrices[i]);
-  return product;
-}
-
-TEST(Gradients, OfProductsOfMatricesOfDifferentShapesAreThoseOfOneProcess) {
-  Cluster cluster(3);
-  const auto matrix = [](std::int64_t rows, std::int64_t columns) {
-    return at::rand({rows, columns}, at::kDouble).requires_grad_();
-  };
-  const std::vector<at::Tensor> all{matrix(4, 6), matrix(6, 5), matrix(5, 7), matrix(7, 9)};
-  const auto expected = torch::autograd::grad({product_of(all).sin().sum()}, all);
-  Context context;
-  const auto half = rpc_sync<product_of>("worker1", std::vector<at::Tensor>{all[0], all[1]});
-  const auto whole = rpc_sync<product_of>("worker2", std::vector<at::Tensor>{half, all[2], all[3]});
-  context.backward({whole.sin().sum()});
-  for (std::size_t i = 0; i < all.size(); ++i)
-    EXPECT_TRUE(equal_gradients(context.gradient(all[i]), expected[i])) << "matrix " << i;
-}
-
 at::Tensor in_place(at::Tensor x) {
   auto y = x * own_parameter().sum().to(x.scalar_type());
   y.mul_(2);

@@ -152,42 +152,12 @@ TEST(MessageCountFaults, ControlFramesHaveTheSizesOfTheirFields) {
   EXPECT_EQ(marking.size_of(autograd_wire::kCloseMarking), kHeader + 8);
 }
 
-std::vector<at::Tensor> multiples(at::Tensor x, int count) {
-  std::vector<at::Tensor> all;
-  for (int i = 1; i <= count; ++i) all.push_back(x * i);
-  return all;
-}
-
 // What `pass` counts when all acknowledgements ride, as they do but on a slow machine.
 template <class Pass>
 Counts when_all_ride(const Pass& pass) {
   Counts counts = pass();
   for (int tries = 0; tries < 20 && counts.of(autograd_wire::kAck) != 0; ++tries) counts = pass();
   return counts;
-}
-
-// Of a pass over one of so many results of a call.
-Counts one_result_of(int count) {
-  return when_all_ride([&] {
-    Context context;
-    const auto results = rpc_sync<multiples>("worker1", ones().requires_grad_(), count);
-    return sent_by(context, results[0].sum());
-  });
-}
-
-TEST(MessageCountFaults, AnUndefinedGradientTakesOneBit) {
-  Cluster cluster(2);
-  // The only result: no undefined gradient. Of 1 + n results, n are undefined, up to the last bit.
-  const Counts one = one_result_of(1);
-  ASSERT_EQ(one.of(autograd_wire::kGradients), 2u);
-  for (const int undefined : {1, 6, 7, 63, 64, 800}) {
-    const Counts counts = one_result_of(1 + undefined);
-    EXPECT_EQ(counts.of(autograd_wire::kGradients), 2u);
-    const auto bits = static_cast<std::size_t>(1 + undefined);
-    EXPECT_EQ(counts.bytes[autograd_wire::kGradients & 15],
-              one.bytes[autograd_wire::kGradients & 15] + (bits + 7) / 8)
-        << undefined;
-  }
 }
 
 at::Tensor rows_of(at::Tensor table, at::Tensor rows) {

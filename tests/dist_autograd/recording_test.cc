@@ -146,27 +146,6 @@ TEST(Autocast, OfADamagedSectionIsRefused) {
   }
 }
 
-// The CPU's has had bfloat16 only for a long time; a caller may have a newer version of torch.
-TEST(Autocast, WhichThisVersionOfTorchDoesNotHaveIsRefusedAndLeavesTheThreadAsItWas) {
-  const Casts before = casts();
-  for (int cpu = 0; cpu <= 4; ++cpu) {
-    for (int cuda = 0; cuda <= 4; ++cuda) {
-      const auto request = request_under({cpu, cuda});
-      try {
-        const auto there = dist_autograd::autocast_of(request);
-        ASSERT_TRUE(there);
-        const rpc::AutocastScope scope(*there);
-        EXPECT_EQ(rpc::Autocast::current(), *there);
-      } catch (const Error& error) {
-        EXPECT_EQ(error.code(), ErrorCode::invalid_argument) << error.what();
-        EXPECT_NE(cpu, 0) << "CUDA takes all: " << error.what();
-        EXPECT_NE(cpu, 2) << "the CPU takes bfloat16: " << error.what();
-      }
-      EXPECT_EQ(casts(), before);
-    }
-  }
-}
-
 TEST(GradMode, OffGivesTheCallerResultsThatDoNotRequireGrad) {
   Cluster cluster(2);
   const auto x = ones().requires_grad_();
@@ -216,39 +195,6 @@ TEST(Recording, OfAReplyDoesNotDependOnTheThreadThatCompletesIt) {
   EXPECT_TRUE(equal_gradients(context.gradient(x), parameter_of(cluster[1])));
   EXPECT_TRUE(equal_gradients(gradient_on(cluster[1], context.id()), ones()));
   later().reset();
-}
-
-double norm_of_gradients() {
-  double sum = 0;
-  for (const auto& [leaf, gradient] : dist_autograd::current_context().gradients())
-    sum += gradient.pow(2).sum().item<double>();
-  return sum;
-}
-double norm_from_worker1() { return rpc_sync<norm_of_gradients>("worker1"); }
-
-TEST(GradMode, OffACallCarriesTheContextAllTheSame) {
-  Cluster cluster(3);
-  Context context;
-  context.backward({rpc_sync<times_parameter>("worker1", ones()).sum()});
-  const at::NoGradGuard off;
-  const double expected = ones().pow(2).sum().item<double>();
-  EXPECT_EQ(rpc_sync<norm_of_gradients>("worker1"), expected);
-  EXPECT_EQ(rpc_sync<norm_from_worker1>("worker2"), expected);
-  const auto x = ones().requires_grad_();
-  EXPECT_FALSE(rpc_sync<times_parameter>("worker1", x).requires_grad());
-  EXPECT_EQ(count_on(cluster[2], "links"), 0);
-}
-
-TEST(Recording, OfACallThatWasRefusedLeavesNothing) {
-  Cluster cluster(2, [](Options& options) { options.max_inflight_bytes = 64 << 10; });
-  Context context;
-  const auto x = ones().requires_grad_();
-  const auto large = at::ones({1 << 15}, at::kDouble).requires_grad_();
-  const auto error = error_of([&] { rpc_sync<times_parameter>("worker1", large); });
-  EXPECT_EQ(error.code(), ErrorCode::overloaded);
-  EXPECT_EQ(count_on(cluster[0], "links"), 0);
-  context.backward({rpc_sync<times_parameter>("worker1", x).sum()});
-  EXPECT_TRUE(equal_gradients(context.gradient(x), parameter_of(cluster[1])));
 }
 
 // Backward over what came without a context says so.

@@ -1,4 +1,4 @@
-// One file, though long: what a worker that lies may say about passes and contexts.
+// What a worker that lies may say about passes and contexts.
 #include "stitch/dist_autograd/engine.h"
 #include "stitch/dist_autograd/messages.h"
 #include "tests/dist_autograd/remote_parts.h"
@@ -72,28 +72,66 @@ class ForeignWords : public ::testing::Test {
   Future<void> pass;
 };
 
-TEST_F(ForeignWords, ClosingOfTheMarkingByAnotherThanTheRootEndsThePass) {
-  start();
-  send_as((*cluster)[3], 2, autograd_wire::kCloseMarking, header(), autograd_wire::OlderPasses{});
-  expect_protocol_error("closed the marking of another worker's pass");
+// GRADIENTS of no link, with this ACK.
+void send_riding(Worker& from, int to, const autograd_wire::PassHeader& header,
+                 const autograd_wire::Ack& ack) {
+  send_as(from, to, autograd_wire::kGradients, header, ack,
+          std::vector<autograd_wire::GradientEntry>{}, std::vector<at::Tensor>{});
 }
 
-TEST_F(ForeignWords, ClosingOfAMarkingThatHasNotBegunEndsThePass) {
-  start();
-  send_as((*cluster)[0], 2, autograd_wire::kCloseMarking, header(), autograd_wire::OlderPasses{});
-  expect_protocol_error("closed a marking that had not begun");
-}
-
-TEST_F(ForeignWords, QuietOfAnotherThanTheRootEndsThePass) {
-  start();
-  send_as((*cluster)[3], 2, autograd_wire::kQuiet, header(), autograd_wire::OlderPasses{});
-  expect_protocol_error("ended the gradients of another worker's pass");
-}
-
-TEST_F(ForeignWords, QuietWhileGradientsAreInFlightEndsThePass) {
-  start();
-  send_as((*cluster)[0], 2, autograd_wire::kQuiet, header(), autograd_wire::OlderPasses{});
-  expect_protocol_error("sent QUIET while gradients were in flight");
+TEST_F(ForeignWords, ThatNoCorrectWorkerSendsEndThePass) {
+  namespace wire = autograd_wire;
+  const wire::OlderPasses no_older;
+  const wire::Mark first_link{{1}};  // worker2's, which leads to worker1
+  struct Case {
+    const char* text;  // of the error
+    std::function<void(Cluster&, wire::PassHeader)> send;
+  };
+  const std::vector<Case> cases{
+      {"closed the marking of another worker's pass",
+       [&](Cluster& by, const auto& of) { send_as(by[3], 2, wire::kCloseMarking, of, no_older); }},
+      {"closed a marking that had not begun",
+       [&](Cluster& by, const auto& of) { send_as(by[0], 2, wire::kCloseMarking, of, no_older); }},
+      {"ended the gradients of another worker's pass",
+       [&](Cluster& by, const auto& of) { send_as(by[3], 2, wire::kQuiet, of, no_older); }},
+      {"sent QUIET while gradients were in flight",
+       [&](Cluster& by, const auto& of) { send_as(by[0], 2, wire::kQuiet, of, no_older); }},
+      {"sent a MARK while gradients were in flight",
+       [&](Cluster& by, const auto& of) { send_as(by[1], 2, wire::kMark, of, first_link); }},
+      {"which was sent to another worker",
+       [&](Cluster& by, const auto& of) { send_as(by[3], 2, wire::kMark, of, first_link); }},
+      {"acknowledged more messages than it was sent",
+       [&](Cluster& by, const auto& of) {
+         send_as(by[3], 0, wire::kAck, of, wire::Ack{1, {}});
+       }},
+      {"acknowledged more messages than it was sent",
+       [&](Cluster& by, const auto& of) {
+         send_riding(by[3], 0, of, {1, {}});
+       }},
+      {"named participants, but acknowledged nothing",
+       [&](Cluster& by, const auto& of) {
+         send_riding(by[3], 0, of, {0, {by[3].id()}});
+       }},
+      {"have more tensors than they name",
+       [&](Cluster& by, const auto& of) {
+         send_as(by[3], 0, wire::kGradients, of, wire::Ack{}, std::vector<wire::GradientEntry>{},
+                 std::vector<at::Tensor>{ones()});
+       }},
+      {"is done with a pass that does not wait for it",
+       [&](Cluster& by, const auto& of) { send_as(by[3], 0, wire::kDone, of); }},
+      {"the flags of the pass differ",
+       [&](Cluster& by, auto of) {
+         of.flags = wire::PassHeader::kRetainGraph;
+         send_as(by[1], 2, wire::kMark, of, first_link);
+       }},
+  };
+  for (const Case& each : cases) {
+    SCOPED_TRACE(each.text);
+    start();
+    each.send(*cluster, header());
+    expect_protocol_error(each.text);
+    context.reset();
+  }
 }
 
 TEST_F(ForeignWords, OfOlderPassesThatAreNotTheSendersEndNone) {
@@ -121,32 +159,6 @@ TEST_F(ForeignWords, OfOlderPassesThatAreNotOlderOrInNoOrderEndThePass) {
   }
 }
 
-TEST_F(ForeignWords, MarksWhileGradientsAreInFlightEndThePass) {
-  start();
-  // Worker2's first link leads to worker1.
-  send_as((*cluster)[1], 2, autograd_wire::kMark, header(), autograd_wire::Mark{{1}});
-  expect_protocol_error("sent a MARK while gradients were in flight");
-}
-
-// GRADIENTS of no link, with this ACK.
-void send_riding(Worker& from, int to, const autograd_wire::PassHeader& header,
-                 const autograd_wire::Ack& ack) {
-  send_as(from, to, autograd_wire::kGradients, header, ack,
-          std::vector<autograd_wire::GradientEntry>{}, std::vector<at::Tensor>{});
-}
-
-TEST_F(ForeignWords, GradientsThatAcknowledgeWhatWasNotSentEndThePass) {
-  start();
-  send_riding((*cluster)[3], 0, header(), {1, {}});
-  expect_protocol_error("acknowledged more messages than it was sent");
-}
-
-TEST_F(ForeignWords, GradientsThatNameParticipantsAndAcknowledgeNothingEndThePass) {
-  start();
-  send_riding((*cluster)[3], 0, header(), {0, {(*cluster)[3].id()}});
-  expect_protocol_error("named participants, but acknowledged nothing");
-}
-
 TEST_F(ForeignWords, ParticipantsThatDoNotExistEndThePass) {
   for (const bool ride : {false, true}) {
     start();
@@ -161,39 +173,6 @@ TEST_F(ForeignWords, ParticipantsThatDoNotExistEndThePass) {
     gate.open();
     context.reset();
   }
-}
-
-TEST_F(ForeignWords, AnAcknowledgementOfNothingThatNamesParticipantsEndsThePass) {
-  start();
-  send_as((*cluster)[1], 0, autograd_wire::kAck, header(),
-          autograd_wire::Ack{0, {(*cluster)[3].id()}});
-  expect_protocol_error("named participants, but acknowledged nothing");
-}
-
-TEST_F(ForeignWords, GradientsWithTensorsThatBelongToNoLinkEndThePass) {
-  start();
-  send_as((*cluster)[3], 0, autograd_wire::kGradients, header(), autograd_wire::Ack{},
-          std::vector<autograd_wire::GradientEntry>{}, std::vector<at::Tensor>{ones()});
-  expect_protocol_error("have more tensors than they name");
-}
-
-TEST_F(ForeignWords, DoneOfOneThatIsNotAskedEndsThePass) {
-  start();
-  send_as((*cluster)[3], 0, autograd_wire::kDone, header());
-  expect_protocol_error("is done with a pass that does not wait for it");
-}
-
-TEST_F(ForeignWords, AcknowledgementsOfOneThatWasSentNothingEndThePass) {
-  start();
-  send_as((*cluster)[3], 0, autograd_wire::kAck, header(), autograd_wire::Ack{1, {}});
-  expect_protocol_error("acknowledged more messages than it was sent");
-}
-
-TEST_F(ForeignWords, MarksOfALinkThatWentToAnotherEndThePass) {
-  start();
-  // Worker2's first link leads to worker1.
-  send_as((*cluster)[3], 2, autograd_wire::kMark, header(), autograd_wire::Mark{{1}});
-  expect_protocol_error("which was sent to another worker");
 }
 
 TEST_F(ForeignWords, APassOfThisWorkerThatItHasNotBegunIsNotOpened) {
@@ -214,14 +193,6 @@ TEST_F(ForeignWords, APassOfThisWorkerThatItHasNotBegunIsNotOpened) {
   const WorkerScope scope((*cluster)[0]);
   context.reset();  // waits for every pass that is open here
   EXPECT_TRUE(eventually([&] { return count_on((*cluster)[0], "contexts") == 0; }));
-}
-
-TEST_F(ForeignWords, FlagsThatChangeEndThePass) {
-  start();
-  auto other = header();
-  other.flags = autograd_wire::PassHeader::kRetainGraph;
-  send_as((*cluster)[1], 2, autograd_wire::kMark, other, autograd_wire::Mark{{1}});
-  expect_protocol_error("the flags of the pass differ");
 }
 
 TEST_F(ForeignWords, ReleaseIsAcceptedFromTheHomeAndFromAWorkerThatToldOfTheContext) {

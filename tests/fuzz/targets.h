@@ -50,7 +50,6 @@ extern const Target frame;
 extern const Target gpu;
 extern const Target handshake;
 extern const Target member_record;
-extern const Target options;
 extern const Target records;
 extern const Target references;
 extern const Target session;

@@ -40,17 +40,11 @@ int pass_gate(int number) {
   ++runs;
   return number;
 }
-void pass_gate_with(const at::Tensor&) { pass_gate(0); }
 int count_run() { return ++runs; }
 std::int64_t elements(const at::Tensor& tensor) {
   ++runs;
   return tensor.numel();
 }
-// At worker1, at worker0, and at worker1 again.
-std::int64_t call_again() {
-  return stitch::rpc_sync<elements>("worker1", at::zeros({64 << 10}, at::kByte));
-}
-std::int64_t call_back(const at::Tensor&) { return stitch::rpc_sync<call_again>("worker0"); }
 void stop_reading() { gate.pass(); }
 STITCH_INLINE(stop_reading);
 
@@ -214,66 +208,6 @@ TEST_F(Backpressure, FramesLongerThanTheReceiverTakesAreRefusedByTheirSender) {
 }
 
 // ---- calls of handlers
-
-// The call that takes most of the limit ends only when the one that a handler makes has ended.
-TEST_F(Backpressure, ANestedCallBeginsWhileALargeOneIsUnderWay) {
-  Cluster cluster(2, [](stitch::Options& options) { options.max_inflight_bytes = 4 << 20; });
-  const auto large = at::zeros({7 << 19}, at::kByte);
-  EXPECT_EQ(stitch::rpc_sync<call_back>({.to = "worker1", .timeout = 10s}, large), 64 << 10);
-}
-
-TEST_F(Backpressure, AThreadOfTheProgramWaitsForBytesWithinItsDeadline) {
-  Cluster cluster(2, [](stitch::Options& options) { options.max_inflight_bytes = 4 << 20; });
-  const auto tensor = at::zeros({1 << 20}, at::kByte);
-  std::vector<Future<void>> answers;
-  std::atomic<int> made{0};
-  std::thread caller([&] {
-    const stitch::WorkerScope scope(cluster[0]);
-    for (int i = 0; i < 12; ++i) {
-      answers.push_back(stitch::rpc_async<pass_gate_with>("worker1", tensor));
-      ++made;
-    }
-  });
-  EXPECT_TRUE(eventually([&] { return made == 3; }));
-  std::this_thread::sleep_for(50ms);
-  EXPECT_EQ(made, 3) << "a fourth one would exceed 4 MiB";
-  const auto begun = std::chrono::steady_clock::now();
-  const Error error =
-      error_of([&] { stitch::rpc_sync<elements>({.to = "worker1", .timeout = 1s}, tensor); });
-  EXPECT_TRUE(has_text(error, ErrorCode::timeout, "; the request waits for room"));
-  EXPECT_LT(std::chrono::steady_clock::now() - begun, 5s);
-  gate.open();
-  caller.join();
-  for (const auto& answer : answers) answer.get();
-  EXPECT_EQ(runs, 12);
-}
-
-int take_time(const at::Tensor&) {
-  std::this_thread::sleep_for(20ms);  // calls of several threads overlap
-  return ++runs;
-}
-
-// Another thread takes each MiB as soon as it is free.
-TEST_F(Backpressure, ALargeCallDoesNotStarveWhileAnotherThreadMakesSmallerOnes) {
-  Cluster cluster(2, [](stitch::Options& options) {
-    options.max_inflight_bytes = 4 << 20;
-    options.num_threads = 1;
-  });
-  std::atomic<bool> over{false};
-  std::atomic<int> made{0};
-  std::jthread caller([&] {
-    const stitch::WorkerScope scope(cluster[0]);
-    const auto tensor = at::zeros({1 << 20}, at::kByte);
-    std::vector<Future<int>> answers;
-    for (; !over; ++made) answers.push_back(stitch::rpc_async<take_time>("worker1", tensor));
-    for (const auto& answer : answers) answer.get();
-  });
-  EXPECT_TRUE(eventually([&] { return made >= 3; }));
-  const auto large = at::zeros({5 << 19}, at::kByte);
-  const auto answer = stitch::rpc_async<elements>({.to = "worker1", .timeout = 10s}, large);
-  over = true;  // it has its place, or has timed out
-  EXPECT_EQ(answer.get(), 5 << 19);
-}
 
 TEST_F(Backpressure, WhoAsksForItIsRefusedAtOnce) {
   Cluster cluster(2, [](stitch::Options& options) { options.max_inflight_calls = 1; });
@@ -467,61 +401,6 @@ TEST_F(Backpressure, RepliesAreNeverHeldBackAndAllArrive) {
   for (const auto& answer : answers) EXPECT_EQ(answer.get().size(), std::size_t{1} << 20);
   EXPECT_EQ(begun.get(), 1);
   EXPECT_TRUE(eventually([&] { return unwritten() == 0; }));
-}
-
-// ---- who holds the threads
-
-void hold_thread() { gate.pass(); }
-Future<int> answer_later() {
-  co_await stitch::rpc_async<pass_gate>("worker1", 1);
-  co_return 1;
-}
-
-std::string timeout_of(const std::function<void()>& call) {
-  const Error error = error_of(call);
-  EXPECT_EQ(error.code(), ErrorCode::timeout) << error.what();
-  return error.what();
-}
-
-const std::string kTime = "[0-9.]+ (ms|s)";
-// Calls until the error says so: on a busy machine what the callee says may come too late.
-void expect_timeout(const std::string& expected, const std::function<void()>& call) {
-  std::string text;
-  EXPECT_TRUE(eventually([&] {
-    text = timeout_of(call);
-    return std::regex_search(text, std::regex("timed out after [0-9]+ ms; " + expected + "$"));
-  })) << text;
-}
-std::string queued_behind(int threads) {
-  return "queued " + kTime +
-         R"( there behind backpressure_test::\(anonymous namespace\)::hold_thread\(\) )" +
-         R"(\(running )" + kTime + " on " + std::to_string(threads) + " of " +
-         std::to_string(threads) + R"( threads\))";
-}
-
-TEST_F(Backpressure, TimeoutsSayWhichFunctionsHoldTheThreads) {
-  Cluster cluster(2, [](stitch::Options& options) { options.num_threads = 2; });
-  const auto first = stitch::rpc_async<hold_thread>("worker1");
-  const auto second = stitch::rpc_async<hold_thread>("worker1");
-  EXPECT_TRUE(eventually([&] { return number(cluster[1], "rpc.peer.worker0.calls_held") == 2; }));
-  expect_timeout(queued_behind(2),
-                 [] { stitch::rpc_sync<count_run>({.to = "worker1", .timeout = 200ms}); });
-  gate.open();
-  first.get();
-  second.get();
-  EXPECT_EQ(runs, 0);
-}
-
-TEST_F(Backpressure, TimeoutsSayThatTheFunctionItselfIsRunningOrWaiting) {
-  Cluster cluster(2, [](stitch::Options& options) { options.num_threads = 8; });
-  expect_timeout("running " + kTime + " there",
-                 [] { stitch::rpc_sync<hold_thread>({.to = "worker1", .timeout = 500ms}); });
-  gate.open();
-  EXPECT_TRUE(eventually([&] { return number(cluster[1], "rpc.calls_served") == 0; }));
-  gate.close();
-  expect_timeout("awaiting " + kTime + " there",
-                 [] { stitch::rpc_sync<answer_later>({.to = "worker1", .timeout = 500ms}); });
-  gate.open();
 }
 
 }  // namespace

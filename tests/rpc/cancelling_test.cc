@@ -17,7 +17,6 @@ using stitch::Future;
 using stitch::Options;
 using stitch::Promise;
 using stitch::testing::Cluster;
-using stitch::testing::error_of;
 using stitch::testing::eventually;
 using stitch::testing::resident_bytes;
 
@@ -131,16 +130,6 @@ TEST_F(Children, EndBeforeTheCoroutineThatAwaitsOne) {
       },
       1);
 }
-TEST_F(Children, EndBeforeTheCoroutineThatAwaitsOneInAVector) {
-  expect_in_order(
-      [this]() -> Future<int> {
-        const Variable variable(exists_);
-        std::vector<Future<int>> all;
-        all.push_back(child(variable));
-        co_return co_await all.front();
-      },
-      1);
-}
 TEST_F(Children, EndBeforeTheCoroutineThatAwaitsAllOfThem) {
   expect_in_order(
       [this]() -> Future<int> {
@@ -151,16 +140,6 @@ TEST_F(Children, EndBeforeTheCoroutineThatAwaitsAllOfThem) {
         co_return 0;
       },
       3);
-}
-TEST_F(Children, EndBeforeTheCoroutineThatAwaitsTwoTypesTogether) {
-  expect_in_order(
-      [this]() -> Future<int> {
-        const Variable variable(exists_);
-        const auto to_text = [](int) { return std::string("text"); };
-        co_await stitch::when_all(child(variable), child(variable).then(to_text));
-        co_return 0;
-      },
-      2);
 }
 TEST_F(Children, EndBeforeTheCoroutineThatAwaitsWhatFollows) {
   expect_in_order(
@@ -413,19 +392,6 @@ TEST(Cancelling, TakesNoStackForCoroutinesInsideOneAnother) {
   });
 }
 
-// A stop callback that stops something else, and goes on once that has ended.
-TEST(Cancelling, InsideAStopCallbackIsCompleteWhenItReturns) {
-  Nest nest(3), other(3);
-  const auto outermost = nest.enter_all(), of_other = other.enter_all();
-  bool complete = false;
-  const std::stop_callback stop_other(nest.token, [&] {
-    of_other.cancel();
-    complete = other.token.stop_requested() && of_other.ready();
-  });
-  outermost.cancel();
-  EXPECT_TRUE(complete);
-}
-
 // Each starts its successor, and ends.
 struct Loop {
   Future<void> step() {
@@ -454,70 +420,6 @@ TEST(Coroutines, ThatStartTheirSuccessorsLeaveNothingBehind) {
     }
     EXPECT_EQ(loop.stopped, 0);
   });
-}
-
-// ---- stops while outcomes are on their way
-
-// Whatever comes first, what the coroutine awaits at the end, which never completes, is stopped,
-// and everything goes on once.
-class StopsOnTheWay : public ::testing::Test {
- protected:
-  // Calls each at the same time, after some of a different time each.
-  static void together(int round, const std::vector<std::function<void()>>& all) {
-    std::atomic<std::size_t> ready{0};
-    std::vector<std::jthread> threads;
-    for (std::size_t i = 0; i < all.size(); ++i) {
-      threads.emplace_back([&, i] {
-        ++ready;
-        while (ready < all.size()) std::this_thread::yield();
-        const int spins = round / (i == 0 ? 1 : i == 1 ? 7 : 50) % 100;
-        for (int spin = 0; spin < spins; ++spin) {
-          static_cast<void>(ready.load());  // a little time
-        }
-        all[i]();
-      });
-    }
-  }
-};
-
-TEST_F(StopsOnTheWay, ReachTheNextWaitIfTheFirstHasAValue) {
-  for (int round = 0; round < 3000; ++round) {
-    std::atomic<int> ends{0};
-    const Promise<int> first, never;
-    const auto wait = [&ends](Future<int> a, Future<int> b) -> Future<int> {
-      try {
-        co_await a;
-        co_await b;
-      } catch (const Error&) {
-      }
-      ++ends;
-      co_return 0;
-    };
-    const auto work = wait(first.future(), never.future());
-    together(round, {[&] { first.set_value(1); }, [&] { work.cancel(); }});
-    ASSERT_EQ(ends, 1) << round;
-  }
-}
-
-TEST_F(StopsOnTheWay, ReachAWaitThatIsJustBeginning) {
-  for (int round = 0; round < 3000; ++round) {
-    std::atomic<int> ends{0};
-    const Promise<int> first, second, never;
-    const auto wait = [&ends](Future<int> a, Future<int> b, Future<int> c) -> Future<int> {
-      try {
-        co_await a;
-        co_await b;
-        co_await c;
-      } catch (const Error&) {
-      }
-      ++ends;
-      co_return 0;
-    };
-    const auto work = wait(first.future(), second.future(), never.future());
-    together(round,
-             {[&] { first.set_value(1); }, [&] { second.set_value(1); }, [&] { work.cancel(); }});
-    ASSERT_EQ(ends, 1) << round;
-  }
 }
 
 }  // namespace

@@ -196,40 +196,6 @@ TEST_F(DeadlineFaults, StopTheHandlerOfASilentCaller) {
   for (int rank = 0; rank < 2; ++rank) cluster[rank].shutdown({.graceful = false});
 }
 
-std::atomic<int> called_back{0};
-void call_back_when_stopped() {
-  const auto agent = stitch::rpc::current_agent();
-  const std::stop_callback callback(stitch::current_stop_token(), [&agent] {
-    called_back = stitch::detail::call<count_run>(agent, "worker0").get();
-  });
-  wait_for_stop();
-}
-
-TEST_F(Deadlines, StopCallbacksMayWaitForCalls) {
-  Cluster cluster(2, [](stitch::Options& options) { options.num_threads = 1; });
-  called_back = 0;
-  auto future = stitch::rpc_async<call_back_when_stopped>("worker1");
-  ASSERT_TRUE(eventually([] { return runs == 1; }));
-  future.cancel();
-  EXPECT_TRUE(eventually([] { return called_back == 2; }));
-  EXPECT_TRUE(eventually([] { return saw_stop.load(); }));
-}
-
-// It is still being served when the next message is read.
-TEST_F(DeadlineFaults, ARepeatedMessageIsTakenOnce) {
-  Cluster cluster(2);
-  {
-    const LoopbackFaults faults(
-        [](std::uint32_t, std::uint32_t, std::uint64_t, const auto& message) {
-          return Fate{.copies = kind_of(message) == stitch::rpc::wire::kBind ? 1 : 2};
-        });
-    for (int i = 1; i <= 20; ++i) EXPECT_EQ(stitch::rpc_sync<count_run>("worker1"), i);
-  }
-  // The last copy may come behind the last answer.
-  EXPECT_TRUE(
-      eventually([&] { return cluster[1].debug_info().at("rpc.duplicates_dropped") >= 20; }));
-}
-
 std::string timeout_text(const Error& error) {
   EXPECT_EQ(error.code(), ErrorCode::timeout) << error.what();
   const std::string text = error.what();
@@ -247,13 +213,32 @@ std::string text_saying(const std::string& expected, const std::function<void()>
   return text;
 }
 
+stitch::Future<void> await_stop() {
+  co_await stitch::rpc_async<wait_for_stop>({.to = "worker1", .timeout = 0s});
+}
+Gate gate;
+void hold_thread() { gate.pass(); }
+
 TEST_F(Deadlines, TimeoutsSayWhereTheCallIs) {
-  Cluster cluster(2);
+  Cluster cluster(2, [](stitch::Options& options) { options.num_threads = 2; });
   EXPECT_EQ(stitch::rpc_sync<count_run>("worker1"), 1);
   text_saying("timed out after 50 ms; running [0-9.]+ ms there",
               [] { stitch::rpc_sync<wait_for_stop>({.to = "worker1", .timeout = 50ms}); });
   text_saying("timed out after 1300 ms; running 1\\.[0-9] s there",
               [] { stitch::rpc_sync<wait_for_stop>({.to = "worker1", .timeout = 1300ms}); });
+  text_saying("timed out after 500 ms; awaiting [0-9.]+ ms there",
+              [] { stitch::rpc_sync<await_stop>({.to = "worker1", .timeout = 500ms}); });
+  gate.close();
+  const int before = runs;
+  const auto first = stitch::rpc_async<hold_thread>("worker1");
+  const auto second = stitch::rpc_async<hold_thread>("worker1");
+  text_saying(R"(timed out after 200 ms; queued [0-9.]+ ms there behind .*::hold_thread\(\) )"
+              R"(\(running [0-9.]+ m?s on 2 of 2 threads\))",
+              [] { stitch::rpc_sync<count_run>({.to = "worker1", .timeout = 200ms}); });
+  gate.open();
+  first.get();
+  second.get();
+  EXPECT_EQ(runs, before) << "what is queued does not run any more";
 }
 
 TEST_F(DeadlineFaults, TimeoutsSayWhatTheCallerKnowsWithoutAWordOfTheCallee) {
@@ -291,24 +276,6 @@ TEST_F(DeadlineFaults, CallsThatHaveTimedOutDoNotCompleteOnTheEventLoop) {
     callback_gate.open();
   }
   for (int rank = 0; rank < 2; ++rank) cluster[rank].shutdown({.graceful = false});
-}
-
-Gate gate;
-void stop_reading() { gate.pass(); }
-STITCH_INLINE(stop_reading);
-
-std::int64_t elements(const at::Tensor& tensor) { return tensor.numel(); }
-
-TEST_F(Deadlines, TimeoutsOfCallsBehindAFullRingSayThatTheyAreBeingWritten) {
-  Cluster cluster(2, [](stitch::Options& options) { options.transports = {"shm"}; });
-  const auto large = at::zeros({8 << 20});  // more than a ring holds
-  gate.close();
-  const auto waiting = stitch::rpc_async<stop_reading>("worker1");
-  ASSERT_TRUE(gate.wait_for_arrival());
-  text_saying("timed out after 60 ms; worker was last heard .* ago; the request is being written",
-              [&] { stitch::rpc_sync<elements>({.to = "worker1", .timeout = 60ms}, large); });
-  gate.open();
-  waiting.get();
 }
 
 // On a busy machine the handler may answer before the timer has run.

@@ -10,7 +10,6 @@ namespace {
 
 using namespace std::chrono_literals;
 using stitch::testing::Cluster;
-using stitch::testing::error_of;
 using stitch::testing::eventually;
 using stitch::testing::TemporaryFolder;
 
@@ -139,71 +138,6 @@ TEST(Dumps, AreLimitedInNumber) {
   Cluster cluster(1, [&](stitch::Options& options) { options.dump_dir = folder.path(); });
   for (int i = 0; i < 40; ++i) cluster[0].dump();
   EXPECT_EQ(files_in(folder.path()).size(), 16U);
-}
-
-TEST(Dumps, WorkersOfOneNameInSeveralWorldsOfAProcessKeepTheirOwnFiles) {
-  const TemporaryFolder folder;
-  const auto with_folder = [&](stitch::Options& options) { options.dump_dir = folder.path(); };
-  const auto count = [&](const char* end) {
-    const auto files = files_in(folder.path());
-    return std::count_if(files.begin(), files.end(),
-                         [end](const std::string& file) { return file.ends_with(end); });
-  };
-  Cluster first(1, with_folder);
-  std::vector<std::string> dumps_of_first;
-  for (int i = 0; i < 3; ++i) dumps_of_first.push_back(first[0].dump());
-  const auto all_of_first = [&] {
-    return std::all_of(dumps_of_first.begin(), dumps_of_first.end(),
-                       [](const std::string& file) { return std::filesystem::exists(file); });
-  };
-  {
-    Cluster second(1, with_folder);
-    for (int i = 0; i < 40; ++i) second[0].dump();
-    EXPECT_EQ(count(".asked_for.json"), 3 + 16);
-    EXPECT_TRUE(all_of_first());
-  }
-}
-
-// While it is set, dumps take all the time that they may have, and more.
-std::atomic<bool> dumps_are_slow{false};
-class SlowReport final : public stitch::rpc::Extension {
- public:
-  void report(stitch::rpc::Page, stitch::rpc::Report&) override {
-    EXPECT_TRUE(eventually([] { return !dumps_are_slow.load(); }));
-  }
-};
-[[maybe_unused]] const int registered = stitch::rpc::register_extension(
-    [](stitch::rpc::Agent&) -> std::unique_ptr<stitch::rpc::Extension> {
-      return std::make_unique<SlowReport>();
-    });
-
-stitch::testing::Gate handler_gate;
-void waits_at_the_gate() { handler_gate.pass(); }
-
-TEST(Dumps, OfAShutdownTakeTheirTimeFromTheSecondInWhichTheWorkerCloses) {
-  constexpr auto kLimit = 200ms;
-  bool in_time = false;
-  // On a busy machine its threads may get no processor for a while.
-  for (int i = 0; i < 5 && !in_time; ++i) {
-    const TemporaryFolder folder;
-    Cluster cluster(2, [&](stitch::Options& options) {
-      if (options.rank == 1) options.dump_dir = folder.path();
-    });
-    handler_gate.close();
-    const auto call = stitch::rpc_async<waits_at_the_gate>("worker1");
-    ASSERT_TRUE(handler_gate.wait_for_arrival());
-    dumps_are_slow = true;
-    const auto start = std::chrono::steady_clock::now();
-    EXPECT_EQ(error_of([&] { cluster[1].shutdown({.wait = kLimit}); }).code(),
-              stitch::ErrorCode::timeout);
-    const auto took = std::chrono::steady_clock::now() - start;
-    EXPECT_GE(took, kLimit + stitch::rpc::Dumps::kTimeToWrite);
-    in_time = took <= kLimit + 1s;
-    dumps_are_slow = false;
-    handler_gate.open();
-    EXPECT_TRUE(eventually([&] { return cluster[1].agent().use_count() == 1; }));
-  }
-  EXPECT_TRUE(in_time);
 }
 
 TEST(Dumps, AFolderThatCannotBeUsedFailsTheStart) {

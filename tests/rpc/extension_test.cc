@@ -261,34 +261,6 @@ TEST_F(Extensions, APeerThatDoesNotReadControlFramesIsGivenUp) {
   for (int rank = 0; rank < 2; ++rank) (*cluster)[rank].shutdown({.graceful = false});
 }
 
-// A caller that sends small requests and does not read must not make large answers pile up.
-TEST_F(Extensions, AnswersToUnknownFunctionsCarryNoNamesWhenTheyPileUp) {
-  std::size_t names = 0;
-  for (const auto& name : stitch::rpc::FunctionRegistry::instance().names())
-    names += name.size() + 1;
-  ASSERT_GT(names, std::size_t{3} << 10);
-  const auto cluster = shm_cluster();
-  gate.close();
-  const auto waiting = (*cluster)[1].rpc_async<stop_reading>("worker0");
-  ASSERT_TRUE(gate.wait_for_arrival());
-  constexpr std::int64_t kRequests = 2000;
-  const auto agent = (*cluster)[0].agent();
-  std::vector<stitch::Future<int>> answers;
-  for (std::int64_t i = 0; i < kRequests; ++i) {
-    answers.push_back(stitch::detail::start_call<int>(
-        agent, (*cluster)[1].info(), "unknown", std::nullopt,
-        Agent::begin_request(stitch::rpc::function_id("no such function"))));
-  }
-  EXPECT_TRUE(eventually(
-      [&] { return (*cluster)[1].debug_info().at("rpc.messages_received") >= kRequests; }));
-  EXPECT_LT((*cluster)[1].debug_info().at("rpc.control_bytes"), (1 << 20) + kRequests * 1024);
-  gate.open();
-  for (auto& each : answers) {
-    EXPECT_EQ(error_of([&] { static_cast<void>(each.get()); }).code(), ErrorCode::unimplemented);
-  }
-  waiting.get();
-}
-
 TEST_F(Extensions, ARequestOrReplyThatCannotBeHandledFailsItsOwnCallOnly) {
   Cluster cluster(2);
   for (const auto kind : {stitch::rpc::wire::kRequest, stitch::rpc::wire::kReply}) {

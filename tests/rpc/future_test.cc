@@ -153,12 +153,6 @@ TEST(Future, AContinuationMayWaitForWhatComesAfterIt) {
   EXPECT_EQ(waits.get(), 4);
 }
 
-TEST(Future, WaitsAcrossThreads) {
-  Promise<int> promise;
-  std::jthread completer([promise] { promise.set_value(1); });
-  EXPECT_EQ(promise.future().get(), 1);
-}
-
 TEST(Future, ThenPassesValuesErrorsAndFutures) {
   EXPECT_EQ(stitch::make_ready(2).then([](int x) { return x + 1; }).get(), 3);
   EXPECT_EQ(stitch::make_ready(2).then([](int x) { return stitch::make_ready(x * 10); }).get(), 20);
@@ -202,17 +196,6 @@ TEST(Future, DroppedPromisesCancel) {
     future = promise.future();
   }
   EXPECT_EQ(future.error().code(), ErrorCode::cancelled);
-}
-
-TEST(Future, CancelReachesTheSourceOfAThen) {
-  Promise<int> promise;
-  std::atomic<bool> asked{false};
-  promise.on_cancel([&] { asked = true; });
-  auto child = promise.future().then([](int x) { return x; });
-  child.cancel();
-  EXPECT_TRUE(asked);
-  EXPECT_EQ(child.error().code(), ErrorCode::cancelled);
-  EXPECT_EQ(promise.future().error().code(), ErrorCode::cancelled);
 }
 
 TEST(Future, WhenAllGathersValuesInOrder) {

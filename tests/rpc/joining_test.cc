@@ -121,83 +121,6 @@ TEST_F(Joining, AWorkerThatWasDeclaredDeadKeepsTheRecordOfTheWorldNoMore) {
   EXPECT_EQ(world_record(), record);
 }
 
-// Lives that have come and gone while another worker kept the record, in a store that is lost.
-TEST_F(Joining, AStoreThatComesBackEmptyIsToldTheLastEpochOfEachWorker) {
-  auto workers = fixed_world(3);
-  kill(workers[1]);
-  auto back = stitch::init(fixed(1, 3));
-  EXPECT_EQ(back.info().epoch, 2u);
-  // The end of a connection is noticed.
-  for (const char* name : {"worker0", "worker1"}) EXPECT_EQ(workers[2].rpc_sync<twice>(name, 4), 8);
-  kill(back);
-  kill(workers[0]);  // which has kept the record
-  for (const char* key : {"epoch/worker0", "epoch/worker1", "epoch/worker2", "world"}) lose(key);
-  using stitch::rpc::WorldRecord;
-  EXPECT_TRUE(eventually([&] {
-    const std::string text = world_record();
-    return !text.empty() &&
-           WorldRecord::decode(text).live_names() == std::vector<std::string>{"worker2"};
-  }));
-  const auto record = WorldRecord::decode(world_record());
-  ASSERT_NE(record.find("worker1"), nullptr);
-  EXPECT_EQ(record.find("worker1")->card.info.epoch, 2u);
-  std::vector<Worker> left;
-  left.push_back(std::move(workers[2]));
-  left.push_back(stitch::init(fixed(1, 3)));
-  EXPECT_EQ(left[1].info().epoch, 3u);
-  EXPECT_EQ(left[0].rpc_sync<twice>("worker1", 3), 6);
-  shut_down_together(std::move(left));
-}
-
-// Shows the record of a world as it once was.
-class OldRecordStore final : public stitch::transport::Store {
- public:
-  OldRecordStore(std::shared_ptr<Store> store, std::string record)
-      : store_(std::move(store)), record_(std::move(record)) {}
-  std::optional<std::string> try_get(const std::string& key) override {
-    return key == "stitch/world" ? record_ : store_->try_get(key);
-  }
-  void set(const std::string& key, const std::string& value) override { store_->set(key, value); }
-  std::string get(const std::string& key, Timeout timeout) override {
-    return store_->get(key, timeout);
-  }
-  void wait(const std::vector<std::string>& keys, Timeout timeout) override {
-    store_->wait(keys, timeout);
-  }
-  std::int64_t add(const std::string& key, std::int64_t delta) override {
-    return store_->add(key, delta);
-  }
-  std::string compare_and_set(const std::string& key, const std::optional<std::string>& expected,
-                              const std::string& desired) override {
-    return store_->compare_and_set(key, expected, desired);
-  }
-  bool erase(const std::string& key) override { return store_->erase(key); }
-  std::string describe() const override { return store_->describe(); }
-
- private:
-  const std::shared_ptr<Store> store_;
-  const std::optional<std::string> record_;
-};
-
-// Neither the record nor the counter knows the last life, but the members do.
-TEST_F(Joining, AWorkerTakesTheEpochAfterTheLastThatTheMembersKnow) {
-  auto workers = fixed_world(2);
-  const std::string record = world_record();
-  for (std::uint64_t epoch = 2; epoch <= 5; ++epoch) {
-    kill(workers[1]);
-    workers[1] = stitch::init(fixed(1, 2));
-    EXPECT_EQ(workers[1].info().epoch, epoch);
-  }
-  kill(workers[1]);
-  lose("epoch/worker1");
-  Options options = fixed(1, 2);
-  options.store = std::make_shared<OldRecordStore>(options.store, record);
-  workers[1] = stitch::init(options);
-  EXPECT_EQ(workers[1].info().epoch, 6u);
-  EXPECT_EQ(workers[0].rpc_sync<twice>("worker1", 3), 6);
-  shut_down_together(std::move(workers));
-}
-
 TEST_F(Joining, AWorkerLeavesAnElasticWorldAlone) {
   auto a = stitch::init(elastic("a"));
   auto b = stitch::init(elastic("b"));
@@ -232,61 +155,6 @@ TEST_F(Joining, ALeaverSendsItsLargeRepliesFirst) {
   EXPECT_EQ(reply.get().numel(), 64 << 20);
 }
 
-// Refusals that have not been acknowledged keep no worker from leaving.
-TEST_F(Joining, ALeaverDoesNotWaitForCallersThatGoOn) {
-  auto a = stitch::init(elastic("a"));
-  auto b = stitch::init(elastic("b"));
-  auto c = stitch::init(elastic("c"));
-  std::atomic<bool> stop{false};
-  std::atomic<int> answered{0};
-  std::vector<std::jthread> callers;
-  for (auto* worker : {&a, &c}) {
-    for (int i = 0; i < 4; ++i) {
-      callers.emplace_back([&, worker] {
-        const auto is_over = [](ErrorCode code) {
-          return code == ErrorCode::shutting_down || code == ErrorCode::disconnected;
-        };
-        while (!stop) {
-          std::vector<stitch::Future<int>> calls;
-          for (int k = 0; k < 16; ++k) calls.push_back(worker->rpc_async<twice>("b", k));
-          for (auto& call : calls) {
-            try {
-              static_cast<void>(call.get());
-              ++answered;
-            } catch (const Error& error) {
-              EXPECT_TRUE(is_over(error.code())) << error.what();
-            }
-          }
-        }
-      });
-    }
-  }
-  EXPECT_TRUE(eventually([&] { return answered > 1000; }));
-  const auto began = steady_clock::now();
-  b.shutdown();
-  EXPECT_LT(steady_clock::now() - began, 5s);
-  stop = true;
-}
-
-// The others end their connections to it, which it neither replaces nor waits for.
-TEST_F(Joining, ALeaveTakesNoTimeLimitOfConnections) {
-  const auto patient = [this](const std::string& name) {
-    Options options = elastic(name);
-    options.reconnect_timeout = 10s;
-    options.heartbeat_timeout = 20s;
-    return options;
-  };
-  auto a = stitch::init(patient("a"));
-  auto b = stitch::init(patient("b"));
-  auto c = stitch::init(patient("c"));
-  EXPECT_EQ(b.rpc_sync<twice>("a", 21), 42);
-  const auto began = steady_clock::now();
-  b.shutdown();
-  a.shutdown();
-  c.shutdown();
-  EXPECT_LT(steady_clock::now() - began, 5s);
-}
-
 TEST_F(Joining, ARestartedWorkerIsReachedUnderItsName) {
   auto workers = fixed_world(3);
   const WorkerInfo before = workers[0].worker("worker1");
@@ -302,19 +170,6 @@ TEST_F(Joining, ARestartedWorkerIsReachedUnderItsName) {
   EXPECT_TRUE(has_text(error, ErrorCode::disconnected,
                        "worker \"worker1\" epoch 1 is gone; it is now epoch 2"));
   EXPECT_EQ(workers[0].world_size(), 3);
-  shut_down_together(std::move(workers));
-}
-
-TEST_F(Joining, TheWorkerWithTheLowestIdMayBeRestartedToo) {
-  auto workers = fixed_world(3);
-  kill(workers[0]);
-  workers[0] = stitch::init(fixed(0, 3));
-  EXPECT_EQ(workers[0].info().epoch, 2u);
-  EXPECT_EQ(workers[0].rpc_sync<twice>("worker2", 2), 4);
-  EXPECT_EQ(workers[1].rpc_sync<twice>("worker0", 3), 6);
-  kill(workers[1]);
-  workers[1] = stitch::init(fixed(1, 3));
-  EXPECT_EQ(workers[2].rpc_sync<twice>("worker1", 4), 8);
   shut_down_together(std::move(workers));
 }
 
@@ -335,23 +190,6 @@ TEST_F(Joining, ThereIsNoRoomBeyondTheMaximum) {
   b.shutdown();
   auto c = stitch::init(elastic("c", "1:2"));
   EXPECT_EQ(a.rpc_sync<twice>("c", 8), 16);
-}
-
-// Over loopback the death of a worker that none has called is not noticed.
-TEST_F(Joining, AFullWorldWhoseKeeperDiedIsNotFoundedAnew) {
-  auto a = stitch::init(elastic("a", "1:2"));
-  auto b = stitch::init(elastic("b", "1:2"));
-  // The keeper writes it after the new worker's init has returned.
-  ASSERT_TRUE(eventually(
-      [&] { return stitch::rpc::WorldRecord::decode(world_record()).find("b") != nullptr; }));
-  kill(a);
-  try {
-    auto c = stitch::init(elastic("c", "1:2"));
-    EXPECT_EQ(c.rpc_sync<twice>("b", 4), 8) << "it is another world";
-  } catch (const Error& error) {
-    EXPECT_TRUE(has_text(error, ErrorCode::invalid_argument, "worker \"c\" is one too many"))
-        << error.what();
-  }
 }
 
 TEST_F(Joining, TrafficGoesOnWhileWorkersComeAndGo) {
@@ -491,18 +329,6 @@ TEST_F(Joining, AWatchMayStopItselfAndOthers) {
   EXPECT_TRUE(eventually([&] { return last == 1; }));
   EXPECT_EQ(first, 1);
   EXPECT_EQ(second, 0);
-}
-
-TEST_F(Joining, AWatchThatHasStoppedIsNotCalled) {
-  auto a = stitch::init(elastic("a"));
-  std::atomic<int> seen{0};
-  std::atomic<int> kept{0};
-  auto stopped = a.on_join([&](const WorkerInfo&) { ++seen; });
-  const auto watch = a.on_join([&](const WorkerInfo&) { ++kept; });
-  stopped.stop();
-  auto b = stitch::init(elastic("b"));
-  EXPECT_TRUE(eventually([&] { return kept == 1; }));
-  EXPECT_EQ(seen, 0);
 }
 
 TEST_F(Joining, AWorldThatHasEndedIsFollowedByANewOne) {

@@ -30,7 +30,6 @@ namespace {
 
 using namespace std::chrono_literals;
 using stitch::Error;
-using stitch::ErrorCode;
 
 std::atomic<bool> serving{false}, over{false};
 bool is_serving() { return serving; }
@@ -68,27 +67,6 @@ void await_serving(stitch::Worker& self, const std::vector<std::string>& workers
     for (int i = 0; i < 3000 && !self.rpc_sync<is_serving>(each); ++i)
       std::this_thread::sleep_for(10ms);
   }
-}
-
-// The workers of each round are killed at once, after those of the one before have come back.
-int outlive_rounds(stitch::Worker& self, const std::vector<std::vector<std::string>>& rounds) {
-  if (self.name() != "worker1") {
-    serve();
-    return 0;
-  }
-  await_serving(self, {"worker0", "worker2"});
-  for (const auto& victims : rounds) {
-    std::vector<stitch::WorkerInfo> former;
-    for (const auto& name : victims) former.push_back(self.worker(name));
-    for (const auto& each : former) self.notify<die>(each);
-    for (const auto& each : former) {
-      const auto now = until_back(self, each);
-      std::printf("%s is back, epoch %d\n", now.name.c_str(), static_cast<int>(now.epoch));
-    }
-    await_serving(self, victims);
-  }
-  for (const char* name : {"worker0", "worker2"}) self.notify<end>(name);
-  return 0;
 }
 
 // Worker `victim` is killed and comes back while `witness` and `other` call each other.
@@ -202,8 +180,7 @@ void begin_founding_at_a_host(const std::string& method, const std::string& fold
 }
 
 // A worker of an elastic world that no other calls: it tells in files `folder`/NAME when all of
-// `count` are there, in NAME-OTHER-dead of each that is gone, and in NAME-misses-one when fewer
-// than `count` are left. `end`: how it ends itself as soon
+// `count` are there, and in NAME-OTHER-dead of each that is gone. `end`: how it ends itself as soon
 // as it is a member.
 int watch(const std::string& folder, int rank, int count, const std::string& end) {
   const std::string name = "w" + std::to_string(rank);
@@ -219,9 +196,6 @@ int watch(const std::string& folder, int rank, int count, const std::string& end
   });
   for (int i = 0; i < 3000 && self.world_size() < count; ++i) std::this_thread::sleep_for(10ms);
   tell(name);
-  // One that was a member from the start may be gone before this one watches.
-  for (int i = 0; i < 6000 && self.world_size() >= count; ++i) std::this_thread::sleep_for(10ms);
-  if (self.world_size() < count) tell(name + "-misses-one");
   serve();
   return 0;
 }
@@ -247,9 +221,6 @@ int main(int argc, char** argv) try {
     return come_back_to_leaving(self, "worker1", "worker0", "worker2");
   if (what == "worker0 among leaving")
     return come_back_to_leaving(self, "worker0", "worker1", "worker2");
-  if (what == "host twice") return outlive_rounds(self, {{"worker0"}, {"worker0"}});
-  if (what == "host and another")
-    return outlive_rounds(self, {{"worker2"}, {"worker0", "worker2"}});
   if (what == "wait" && argc > 2) {
     std::ofstream(argv[2] + self.name()) << self.info().epoch << '\n';
     serve();

@@ -168,39 +168,6 @@ class Membership : public ::testing::Test {
   Node second;
 };
 
-TEST_F(Membership, ANewWorkerIsKnownToAllBeforeItMakesACall) {
-  EXPECT_EQ(first.call("w1"), "w1");
-  Node third(network, 2, 1);
-  third.join(founders());
-  for (Node* each : {&first, &second, &third}) {
-    EXPECT_EQ(each->agent().live_members().size(), 3u);
-    for (const char* name : {"w0", "w1", "w2"}) EXPECT_EQ(each->call(name), name);
-  }
-  EXPECT_EQ(second.notes(), std::vector<std::string>{"joined w2/1"});
-}
-
-TEST_F(Membership, AWorkerThatCameBackUnderItsNameIsReachableAndItsFormerLifeIsNot) {
-  EXPECT_EQ(first.call("w1"), "w1");
-  const WorkerInfo former = second.card().info;
-  second.end_abruptly();
-  Node again(network, 1, 2);
-  again.join({first.card()});
-  EXPECT_EQ(first.call("w1"), "w1");
-  EXPECT_EQ(again.call("w0"), "w0");
-  const auto error = error_of([&] { static_cast<void>(first.call(former)); });
-  EXPECT_EQ(error.code(), ErrorCode::disconnected);
-  EXPECT_STREQ(error.what(), "worker \"w1\" epoch 1 is gone; it is now epoch 2");
-  EXPECT_EQ(first.notes(), (std::vector<std::string>{"lost w1/1", "dead w1/1", "joined w1/2"}));
-}
-
-TEST_F(Membership, ASecondWorkerUnderTheNameOfALiveOneIsRefused) {
-  Node twin(network, 1, 2);
-  const auto error = error_of([&] { twin.join(founders()); });
-  EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
-  EXPECT_STREQ(error.what(), "worker \"w1\" is still alive in epoch 1");
-  EXPECT_EQ(first.call("w1"), "w1");
-}
-
 // A store that has come back empty hands out epochs once more.
 TEST_F(Membership, AProcessWithAnEpochThatIsUsedUpIsToldTheLastOne) {
   EXPECT_EQ(first.call("w1"), "w1");
@@ -358,69 +325,6 @@ TEST_F(Membership, ACallToALifeThatIsNotKnownYetSaysSo) {
   Node again(network, 1, 2);
   again.join({first.card()});
   EXPECT_EQ(first.call(next), "w1");
-}
-
-// The events of a dump that it writes.
-std::string events_of(Agent& agent) {
-  const stitch::testing::TemporaryFolder folder;
-  std::ifstream in(agent.dumps().write(folder.path()), std::ios::binary);
-  const std::string text{std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
-  const auto begin = text.find("{\"name\": \"events\"");
-  EXPECT_NE(begin, std::string::npos) << text;
-  return begin == std::string::npos ? "" : text.substr(begin);
-}
-int times(const std::string& what, const std::string& text) {
-  int found = 0;
-  for (auto at = text.find(what); at != std::string::npos; at = text.find(what, at + 1)) ++found;
-  return found;
-}
-
-TEST_F(Membership, ADumpTellsWhoJoinedLeftOrDiedAndThatTheWorkerWasFenced) {
-  Node third(network, 2, 1);
-  third.join(founders());
-  EXPECT_EQ(first.call("w1"), "w1");
-  EXPECT_FALSE(third.agent().shutdown(true, 10s).has_value());
-  first.agent().peers().end(second.card().info, Error(ErrorCode::disconnected, "the test ends it"),
-                            false);
-  EXPECT_TRUE(eventually([&] { return second.agent().fenced(); }));
-  EXPECT_TRUE(eventually([&] { return times("dead w1/1", first.notes().back()) == 1; }));
-  const std::string seen = events_of(first.agent());
-  EXPECT_EQ(times("\"member joined\", \"w2\", 1", seen), 1) << seen;
-  EXPECT_EQ(times("\"member left\", \"w2\", 1", seen), 1) << seen;
-  EXPECT_EQ(times("\"member declared dead\", \"w1\", 1", seen), 1) << seen;
-  EXPECT_EQ(times("\"this worker fenced\"", seen), 0) << seen;
-  const std::string own = events_of(second.agent());
-  EXPECT_EQ(times("\"this worker fenced\", \"w1\", 1", own), 1) << own;
-}
-
-TEST_F(Membership, AWorkerLeavesWhileTheWorldGoesOn) {
-  Node third(network, 2, 1);
-  third.join(founders());
-  EXPECT_EQ(first.call("w1"), "w1");
-  EXPECT_FALSE(second.agent().shutdown(true, 10s).has_value());
-  EXPECT_TRUE(eventually([&] { return first.notes().size() == 3; }));
-  EXPECT_EQ(first.notes(), (std::vector<std::string>{"joined w2/1", "lost w1/1", "left w1/1"}));
-  const auto error = error_of([&] { static_cast<void>(first.call("w1")); });
-  EXPECT_EQ(error.code(), ErrorCode::disconnected);
-  EXPECT_NE(std::string(error.what()).find("has left"), std::string::npos) << error.what();
-  EXPECT_EQ(first.call("w2"), "w2");
-  EXPECT_EQ(first.agent().live_members().size(), 2u);
-}
-
-TEST_F(Membership, AWorkerThatEndsWithoutAWordIsDeclaredDead) {
-  Node third(network, 2, 1);
-  third.join(founders());
-  EXPECT_EQ(third.call("w1"), "w1");
-  second.end_abruptly();
-  // The third has the connection, the first decides, both hear of it once.
-  for (Node* each : {&first, &third}) {
-    EXPECT_TRUE(eventually([&] { return each->agent().live_members().size() == 2; }));
-    EXPECT_TRUE(eventually([&] {
-      const auto notes = each->notes();
-      return !notes.empty() && notes.back() == "dead w1/1";
-    }));
-  }
-  EXPECT_EQ(third.call("w0"), "w0");
 }
 
 }  // namespace

@@ -62,23 +62,6 @@ TEST(Misuse, WhateverAHandlerThrowsArrivesAsAnError) {
   EXPECT_EQ(stitch::rpc_sync<one>("worker1"), 1);
 }
 
-struct Unreadable {
-  int number = 0;
-  void save(stitch::rpc::OutArchive& archive) const { archive(number); }
-  void load(stitch::rpc::InArchive&) { throw Textless(); }
-};
-int take_unreadable(Unreadable value) { return value.number; }
-Unreadable give_unreadable() { return {}; }
-
-TEST(Misuse, AnExceptionWithoutATextWhileReadingIsAnError) {
-  Cluster cluster(2);
-  const char* const text = "Textless without a text";
-  EXPECT_TRUE(has_text(error_of([] { stitch::rpc_sync<take_unreadable>("worker1", Unreadable()); }),
-                       ErrorCode::invalid_argument, text));
-  EXPECT_TRUE(has_text(error_of([] { stitch::rpc_sync<give_unreadable>("worker1"); }),
-                       ErrorCode::internal, text));
-}
-
 TEST(Misuse, ANullExceptionIsDescribed) {
   EXPECT_EQ(stitch::to_error(nullptr).code(), ErrorCode::internal);
   EXPECT_EQ(stitch::describe(nullptr), "an error without an exception");
@@ -222,21 +205,6 @@ TEST(Misuse, WhatTheSerializeFunctionOfAnArgumentThrowsIsTheProgramsMistake) {
   EXPECT_EQ(error.worker(), "worker1");
 }
 
-TEST(Misuse, WhatTheSerializeFunctionOfAnArgumentThrowsIsThrownByNotifyAsAnErrorOfTheCall) {
-  const Cluster cluster(2);
-  const auto error = error_of([] { stitch::notify<take>("worker1", Unwritable{}); });
-  EXPECT_TRUE(
-      has_text(error, ErrorCode::invalid_argument, "was not made: std::runtime_error: not today"));
-  EXPECT_EQ(error.worker(), "worker1");
-}
-
-TEST(Misuse, TheErrorOfACallToNoWorkerHasItsFunction) {
-  const Cluster cluster(2);
-  const auto error = error_of([] { stitch::rpc_sync<one>("wroker1"); });
-  EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
-  EXPECT_EQ(error.function(), "misuse_test::(anonymous namespace)::one");
-}
-
 // --- gatherings that do not match
 
 // Runs one function on each worker concurrently; returns what each threw.
@@ -279,16 +247,6 @@ TEST(Misuse, AGatheringOfOtherTypesFailsOnEveryWorkerNamingBoth) {
                        "all_gather of double on worker \"worker1\" (id 1) failed: call "
                        "stitch::Worker::all_gather() to worker \"worker0\" (id 0) failed: that "
                        "worker is in an all_gather of int"));
-  expect_in_step(cluster);
-}
-
-TEST(Misuse, OneOfManyWithAnotherTypeFailsTheGatheringForAll) {
-  Cluster cluster(3);
-  const auto errors = errors_of_all(cluster, {gathers(std::string("a")), gathers(std::string("b")),
-                                              gathers(std::vector<int>{1})});
-  for (const Error& error : errors) {
-    EXPECT_TRUE(has_text(error, ErrorCode::invalid_argument, "that worker is in an all_gather of"));
-  }
   expect_in_step(cluster);
 }
 

@@ -122,15 +122,6 @@ TEST(Options, AnUnknownVariableThatIsLikeNoneGetsTheListOfThem) {
   EXPECT_NE(error.find(", RPC_TIMEOUT, "), std::string::npos) << error;
 }
 
-TEST(Options, VariablesOfWhatDoesNotExistYetSaySo) {
-  for (const char* name : {"STITCH_STATUS", "STITCH_TRACE"}) {
-    EXPECT_EQ(error_with({{name, "/tmp"}}),
-              std::string("variable ") + name +
-                  " has no effect yet: stitch has neither a status page nor traces; unset it, and "
-                  "see STITCH_DUMP_DIR");
-  }
-}
-
 TEST(Options, BadValuesAreNamed) {
   EXPECT_EQ(error_with({{"STITCH_RPC_TIMEOUT", "soon"}}),
             "STITCH_RPC_TIMEOUT is \"soon\"; allowed: a duration such as 500ms, 5s, 2m, 0");

@@ -321,24 +321,6 @@ TEST_F(PeerTables, TheAddressesOfAPeerAreTriedInTurn) {
   }
 }
 
-TEST_F(PeerTables, OneNumberForAnAddressThatIsNamedTwiceAndNoneForALifeThatIsOver) {
-  Node a(0, network);
-  Node b(1, network);
-  const auto shm =
-      a.add_useless_endpoint(network, "shm", Error(ErrorCode::disconnected, "shm is out of reach"));
-  auto with_shm = b.member();
-  with_shm.addresses.insert(with_shm.addresses.begin(), {"shm:3", "shm:3"});
-  const std::vector<Member> world{a.member(), with_shm};
-  a.start(world);
-  b.start(world);
-  a.send(1, "a");
-  EXPECT_TRUE(eventually([&] { return b.heard() == from(0, {"a"}); }));
-  EXPECT_EQ(shm->begun, 2);
-  EXPECT_EQ(a.connect_failures(), (std::map<std::string, std::int64_t>{{"shm:3", 2}}));
-  a.table().end(with_shm.info, Error(ErrorCode::disconnected, "it is dead"), true);
-  EXPECT_TRUE(a.connect_failures().empty());
-}
-
 TEST_F(PeerTables, TheErrorNamesAllAddressesThatWereTried) {
   nodes[0]->tries->fails = [](int) { return kNoDescriptors; };
   static_cast<void>(nodes[0]->add_useless_endpoint(
@@ -483,21 +465,6 @@ TEST_F(PeerTables, ASecondConnectionCannotTakeTheNameOfAPeerThatIsConnected) {
   EXPECT_TRUE(nodes[0]->lost().empty());
 }
 
-TEST_F(PeerTables, TheEndOfADuplicateDoesNotAffectTheBoundConnection) {
-  start();
-  {
-    Outcome outcome;
-    const auto other = raw(1);  // opened first, sends nothing, is closed
-    const auto connection = other->connect(members[0].addresses[0], outcome.events());
-    EXPECT_TRUE(eventually([&] { return outcome.open.load(); }));
-    nodes[1]->send(0, "a");
-    EXPECT_TRUE(eventually([&] { return nodes[0]->heard() == from(1, {"a"}); }));
-  }
-  nodes[0]->send(1, "b");
-  EXPECT_TRUE(eventually([&] { return nodes[1]->heard() == from(0, {"b"}); }));
-  EXPECT_TRUE(nodes[0]->lost().empty());
-}
-
 TEST_F(PeerTables, AMessageBeforeBindClosesTheConnection) {
   start();
   Outcome outcome;
@@ -520,33 +487,12 @@ TEST_F(PeerTables, AConnectionOpenedBeforeStartIsAnsweredAtStart) {
   EXPECT_TRUE(eventually([&] { return nodes[0]->heard() == from(1, {"early"}); }));
 }
 
-TEST_F(PeerTables, TheEndOfTheBoundConnectionLosesThePeer) {
-  start();
-  nodes[0]->send(1, "a");
-  ASSERT_TRUE(eventually([&] { return nodes[1]->heard().size() == 1; }));
-  nodes[1].reset();
-  EXPECT_TRUE(eventually([&] { return nodes[0]->lost().size() == 1; }));
-  EXPECT_EQ(nodes[0]->table().condition(members[1].info), "worker is gone");
-}
-
 TEST_F(PeerTables, APeerThatIsGivenUpIsLostWithTheReason) {
   start();
   nodes[0]->send(1, "a");
   ASSERT_TRUE(eventually([&] { return nodes[1]->heard().size() == 1; }));
   nodes[0]->table().give_up(members[1].info, Error(ErrorCode::overloaded, "it does not read"));
   EXPECT_TRUE(eventually([&] { return nodes[0]->lost() == from(1, {"it does not read"}); }));
-}
-
-TEST_F(PeerTables, ARequestThatIsNotWantedAnyMoreIsNotSent) {
-  std::atomic<bool> go{false};
-  nodes[0]->tries->fails = [&](int) { return go ? std::nullopt : std::optional(kNoDescriptors); };
-  start();
-  nodes[0]->send(1, "a", 7);
-  nodes[0]->send(1, "b", 8);
-  nodes[0]->unwanted = 7;
-  go = true;
-  EXPECT_TRUE(eventually([&] { return nodes[1]->heard() == from(0, {"b"}); }));
-  EXPECT_EQ(nodes[0]->failures().at(0).code(), ErrorCode::cancelled);
 }
 
 TEST_F(PeerTables, OnlyTheWorkerItselfMayConnectUnderItsName) {

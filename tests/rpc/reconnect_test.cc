@@ -12,7 +12,6 @@ namespace {
 
 using namespace std::chrono_literals;
 using stitch::Error;
-using stitch::ErrorCode;
 using stitch::WorkerId;
 using stitch::WorkerInfo;
 using stitch::base::Mutex;
@@ -169,33 +168,6 @@ void exchange_everything(Node& a, Node& b, std::uint64_t count, std::uint64_t se
     EXPECT_TRUE(eventually([&] { return at->number("rpc.kept_messages") == 0; }))
         << at->number("rpc.kept_messages") << " are kept";
     EXPECT_EQ(at->number("rpc.connections"), 1);
-  }
-}
-
-TEST(ReconnectFaults, EveryMessageArrivesOnceThoughConnectionsBreak) {
-  for (std::uint64_t seed = 0; seed < 10; ++seed) {
-    const auto network = std::make_shared<transport::LoopbackNetwork>();
-    // A burst that is broken before its first message has been handled is sent again as a whole: a
-    // fault in each would go on without end.
-    auto faults = std::make_shared<std::atomic<int>>(20);
-    const auto messages = std::make_shared<std::atomic<std::uint64_t>>(0);
-    const stitch::testing::LoopbackFaults judged([seed, faults, messages](auto, auto, auto, auto&) {
-      const bool hit = (messages->fetch_add(1) * 2654435761u + seed * 40503u) % 97 == 0;
-      return transport::Fate{.fail = hit && faults->fetch_sub(1) > 0};
-    });
-    const auto endpoint_of = [&](std::uint32_t id) {
-      return transport::with_faults(
-          transport::make_loopback_endpoint(options_of(id, false), network),
-          transport::Faults::make({}, name_of(id), 1, id));
-    };
-    Node a(0);
-    Node b(1);
-    const std::vector<Member> members{member_of(0, a.listen(endpoint_of(0))),
-                                      member_of(1, b.listen(endpoint_of(1)))};
-    a.start(members);
-    b.start(members);
-    exchange_everything(a, b, 400, seed);
-    EXPECT_GT(a.number("rpc.reconnects"), 0) << "seed " << seed;
   }
 }
 

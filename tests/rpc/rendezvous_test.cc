@@ -108,31 +108,6 @@ TEST_P(Meeting, AWorldOfWhichNoMemberAnswersIsDead) {
   EXPECT_EQ(second[0].entries[0].card.info.epoch, 2u);
 }
 
-// They saw no record, and took their slots when it had just been written.
-TEST_P(Meeting, WorkersThatCameTooLateAreNotInTheWayOfTheNextWorld) {
-  const std::vector<Options> founders{{.name = "a", .rank = 0, .world_size = 2},
-                                      {.name = "b", .rank = 1, .world_size = 2}};
-  const auto first = found_together(founders);
-  for (int late = 0; late < 3; ++late) {
-    Rendezvous rendezvous(founders[1], store(), false, steady_clock::now() + 20s);
-    EXPECT_FALSE(rendezvous.meet(record_of(founders[1]), [] { return true; }));
-  }
-  store().set(world_key::kWorld, "");  // it has ended
-  const auto second = found_together(founders);
-  EXPECT_NE(second[0].number, first[0].number);
-  EXPECT_EQ(second[1].number, second[0].number);
-}
-
-TEST_P(Meeting, AFounderWhoseSlotIsOfAnAbandonedFoundingBeginsAgain) {
-  const Options options{.name = "a", .rank = 0, .world_size = 2};
-  Rendezvous rendezvous(options, store(), false, steady_clock::now() + 20s);
-  std::jthread other([&] {
-    while (!store().try_get("founding/0/member/0")) std::this_thread::sleep_for(1ms);
-    store().add(world_key::kGeneration, 1);
-  });
-  EXPECT_FALSE(rendezvous.meet(record_of(options), [] { return false; }));
-}
-
 TEST_P(Meeting, ARestartedWorkerGetsItsIdAndAHigherEpoch) {
   keep(world_of(3, 3));
   const Options options{.name = "worker1", .rank = 1, .world_size = 3};
@@ -166,26 +141,6 @@ TEST_P(Meeting, WorkersThatStartAtOnceGetDifferentIds) {
     EXPECT_EQ(infos[i].name,
               i < 2 ? "new" + std::to_string(i) : "worker" + std::to_string(infos[i].id.value()));
   }
-}
-
-// Names keep their ids, also those of workers that are gone.
-TEST_P(Meeting, AWorkerForWhichNoIdIsLeftIsTold) {
-  constexpr int kIds = 65536;
-  auto record = world_of(kIds, "1:70000");
-  for (auto& entry : record.entries) entry.live = false;
-  const auto refusal = [&](const std::string& name) {
-    const Options options{.name = name, .world_size = "1:70000"};
-    auto world = running(options);
-    const Error error = error_of([&] { static_cast<void>(world.claim(record)); });
-    EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
-    return std::string(error.what());
-  };
-  for (const auto& text : {refusal("new"), refusal("")}) {
-    EXPECT_TRUE(contains(text, "it has had 65536 names, and each keeps its id")) << text;
-  }
-  const Options options{.name = "worker9", .world_size = "1:70000"};
-  auto world = running(options);
-  EXPECT_EQ(world.claim(record).id, WorkerId(9));
 }
 
 TEST_P(Meeting, AWorkerWithoutAPlaceInTheWorldIsTold) {
@@ -248,23 +203,6 @@ TEST_P(Meeting, AFullWorldWhoseKeeperHasDiedIsNotBuried) {
   EXPECT_EQ(found->live_names(), std::vector<std::string>{"worker1"});
 }
 
-// Those that were not asked in time may live.
-TEST_P(Meeting, AWorldIsNotBuriedAfterTheTimeLimit) {
-  const auto record = world_of(2, "1:4");
-  const Options late{.name = "x", .world_size = "1:4"};
-  const auto deadline = std::chrono::steady_clock::now() + 300ms;
-  RunningWorld::Reach reach;
-  reach.join = [&](const WorldRecord&) {
-    std::this_thread::sleep_until(deadline);
-    return false;
-  };
-  store().set(world_key::kWorld, record.encode());
-  RunningWorld world(late, store(), deadline, 50ms);
-  const Error error = error_of([&] { static_cast<void>(world.find(reach)); });
-  EXPECT_EQ(error.code(), ErrorCode::timeout) << error.what();
-  EXPECT_EQ(store().try_get(world_key::kWorld), record.encode());
-}
-
 TEST_P(Meeting, AnElasticWorldIsFoundedByTheFirstToArrive) {
   const auto records = found_together({{.name = "a", .world_size = "3:8"},
                                        {.name = "", .world_size = "3:8"},
@@ -301,14 +239,6 @@ TEST_P(Meeting, TheNewHostOfAnElasticWorldsStoreWaitsForTheFormerWorld) {
   store().set(world_key::kWorld, world_of(1, "1:3").encode());
   host.await_former_world(true);
   EXPECT_TRUE(host.is_recorded());
-}
-
-TEST_P(Meeting, TheNewHostOfAStoreDoesNotWaitAwayTheTimeForFoundingAWorld) {
-  const Options options{.name = "worker0", .rank = 0, .world_size = "1:3"};
-  const auto began = steady_clock::now();
-  RunningWorld host(options, store(), began + 2s);
-  host.await_former_world(true);
-  EXPECT_LT(steady_clock::now() - began, 2s);
 }
 
 TEST(Admission, TakesWhoFits) {

@@ -35,27 +35,6 @@ TEST(Restarts, TheHostOfTheStoreComesBackToItsWorld) {
   EXPECT_FALSE(contains(run.err(), "stitch:")) << run.err();  // nothing is said about the store
 }
 
-// The record of the one that keeps it meanwhile is not to be as old as the first death.
-TEST(Restarts, TheHostOfTheStoreComesBackTwice) {
-  RunningCommand run({STITCH_RUN, "-n", "3", "--restarts", "2", MEMBER_PROGRAM, "host twice"},
-                     std::chrono::seconds(100));
-  EXPECT_EQ(run.wait(), 0) << run.out() << run.err();
-  EXPECT_TRUE(contains(run.out(), "worker0 is back, epoch 2\n")) << run.out();
-  EXPECT_TRUE(contains(run.out(), "worker0 is back, epoch 3\n")) << run.out();
-  EXPECT_FALSE(contains(run.err(), "stitch:")) << run.err();
-}
-
-// With the store the epochs of all workers are lost.
-TEST(Restarts, TheHostOfTheStoreComesBackWithAWorkerThatHadComeBackBefore) {
-  RunningCommand run({STITCH_RUN, "-n", "3", "--restarts", "2", MEMBER_PROGRAM, "host and another"},
-                     std::chrono::seconds(100));
-  EXPECT_EQ(run.wait(), 0) << run.out() << run.err();
-  for (const char* line :
-       {"worker2 is back, epoch 2\n", "worker0 is back, epoch 2\n", "worker2 is back, epoch 3\n"})
-    EXPECT_TRUE(contains(run.out(), line)) << line << run.out();
-  EXPECT_FALSE(contains(run.err(), "stitch:")) << run.err();
-}
-
 // What is killed has not founded a world yet, and no other worker fails for that.
 class WhileFounding : public ::testing::Test {
  protected:
@@ -131,17 +110,6 @@ TEST_F(AllKilled, WorkersMeetAnewUnderTorchrun) {
   start_and_kill({"TORCHELASTIC_RUN_ID=job", "TORCHELASTIC_RESTART_COUNT=0"});
   EXPECT_EQ(meet_again({"TORCHELASTIC_RUN_ID=job", "TORCHELASTIC_RESTART_COUNT=1"}),
             "worker0 has met the others, epoch 1\nworker1 has met the others, epoch 1\n");
-}
-
-// Of two agents one counts the restart, whose worker has failed.
-TEST_F(AllKilled, WorkersMeetAnewUnderTorchrunWithTwoAgents) {
-  const auto variables = [](const char* restarts) {
-    return std::vector<std::string>{"TORCHELASTIC_RUN_ID=job", "GROUP_WORLD_SIZE=2",
-                                    std::string("TORCHELASTIC_RESTART_COUNT=") + restarts};
-  };
-  start_and_kill(variables("0"));
-  EXPECT_EQ(meet_again(variables("0"), variables("1")),
-            "worker0 has met the others, epoch 2\nworker1 has met the others, epoch 2\n");
 }
 
 // The record of the dead world is still in the store.

@@ -248,47 +248,5 @@ TEST(Serialization, SmallArgumentsMayBeChangedAfterTheCallReturns) {
   }
 }
 
-// A valid request with arguments of several kinds, as the bytes that would travel.
-stitch::transport::Message sample_message() {
-  stitch::rpc::OutMessage message(stitch::rpc::wire::kRequest);
-  stitch::rpc::OutArchive archive(message);
-  archive(std::string("name"), std::vector<int>{1, 2, 3},
-          std::map<std::string, at::Tensor>{{"w", at::arange(4)}}, std::optional<double>(1.0));
-  archive.seal();
-  message.tensors.push_back(
-      at::sparse_coo_tensor(at::zeros({1, 2}, at::kLong), at::ones({2}), {5}));
-  message.tensors.push_back(at::rand({40, 40}).t());
-  message.frame.end_body();
-  stitch::rpc::encode_tensors(message);
-  return std::move(message.frame).finish();
-}
-
-TEST(Serialization, SurvivesDamagedMessages) {
-  std::mt19937 random(1);
-  const auto original = sample_message();
-  int refused = 0;
-  for (int round = 0; round < 4000; ++round) {
-    stitch::transport::Message damaged;
-    damaged.frame.append(original.frame.data(), original.frame.size());
-    damaged.buffers = original.buffers;
-    for (int i = 0; i < 1 + round % 3; ++i)
-      damaged.frame.data()[random() % damaged.frame.size()] = static_cast<std::byte>(random());
-    try {
-      stitch::rpc::InMessage message(std::move(damaged), {});
-      stitch::rpc::decode_tensors(message);
-      stitch::rpc::InArchive archive(message, message.view.body());
-      std::string name;
-      std::vector<int> numbers;
-      std::map<std::string, at::Tensor> table;
-      std::optional<double> maybe;
-      archive(name, numbers, table, maybe);
-      archive.check_seal();
-    } catch (const std::exception&) {
-      ++refused;
-    }
-  }
-  EXPECT_GT(refused, 100);
-}
-
 }  // namespace
 }  // namespace serialization_test

@@ -232,26 +232,6 @@ TEST(ShutdownAlone, ServesUntilAllWantToLeaveAndSaysForWhomItWaits) {
             "and has not called shutdown\n");
 }
 
-TEST(ShutdownAlone, AFollowerSaysThatItWaitsForTheLeader) {
-  using stitch::WorkerId;
-  const auto named = [](WorkerId id) {
-    return stitch::WorkerInfo{"w" + std::to_string(id.value()), id, 1};
-  };
-  stitch::rpc::ShutdownProtocol follower(named(WorkerId(1)), named);
-  follower.begin(Clock::time_point::max(), 30s);
-  const Clock::time_point now = Clock::now();
-  const stitch::rpc::ShutdownProtocol::View view{.live = {WorkerId(0), WorkerId(1)}};
-  static_cast<void>(follower.on_time(now, view));
-  EXPECT_EQ(follower.waits_for_others(),
-            "worker \"w1\" waits in shutdown for worker \"w0\", which is alive and has not said "
-            "that all have called shutdown");
-  static_cast<void>(
-      follower.on_message(named(WorkerId(0)), {stitch::rpc::ShutdownProtocol::Step::poll, 1}));
-  static_cast<void>(follower.on_time(now + 1h, view));
-  EXPECT_EQ(follower.deadline(), now + 1h + 30s);  // all have called it
-  EXPECT_EQ(follower.waits_for_others(), std::nullopt);
-}
-
 std::binary_semaphore begun{0};
 stitch::Future<int> waits_for_another_call() {
   begun.release();
@@ -424,44 +404,6 @@ TEST_F(Shutdown, EndsASecondAfterItsLimitWhenAnInlineFunctionBlocks) {
   EXPECT_TRUE(eventually([&] { return cluster[1].agent().use_count() == 1; }));
 }
 
-// A result whose destructor, on the worker that made it, waits for a later event.
-struct SlowToDestroy {
-  bool here = false;
-  SlowToDestroy() = default;
-  explicit SlowToDestroy(bool made_here) : here(made_here) {}
-  SlowToDestroy(SlowToDestroy&& other) noexcept : here(std::exchange(other.here, false)) {}
-  SlowToDestroy& operator=(SlowToDestroy&& other) noexcept {
-    here = std::exchange(other.here, false);
-    return *this;
-  }
-  ~SlowToDestroy() {
-    if (!here) return;
-    entered.release();
-    release.acquire();
-  }
-  template <class Archive>
-  void serialize(Archive& archive) {
-    int nothing = 0;
-    archive(nothing);
-  }
-};
-SlowToDestroy make_slow() { return SlowToDestroy(true); }
-stitch::Future<SlowToDestroy> make_slow_later() { co_return SlowToDestroy(true); }
-TEST(ShutdownAlone, ADestructorThatWaitsBlocksNoOtherCall) {
-  for (const char* transport : {"shm", "tcp"}) {
-    Cluster cluster(2, [&](stitch::Options& options) { options.transports = {transport}; });
-    for (int i = 0; i < 20; ++i) EXPECT_EQ(stitch::rpc_sync<one>("worker1"), 1);
-    for (const bool later : {false, true}) {
-      auto slow = later ? stitch::rpc_async<make_slow_later>("worker1")
-                        : stitch::rpc_async<make_slow>("worker1");
-      entered.acquire();
-      EXPECT_EQ(stitch::rpc_sync<one>({.to = "worker1", .timeout = 10s}), 1) << transport;
-      release.release();
-      slow.get();
-    }
-  }
-}
-
 // ---- which messages are obeyed
 
 enum class Step : std::uint8_t { ready = 1, poll, status, go, gone };
@@ -507,21 +449,6 @@ TEST(ShutdownMessages, OutOfTurnCloseTheConnection) {
   }
   expect_refused("a long one", "shutdown message",
                  [](stitch::Worker& from) { forge(from, "worker0", 1, 1); });
-}
-
-TEST(ShutdownMessages, AGoFromANonLeaderDoesNotSilenceTheLossOfPeers) {
-  Cluster cluster(3);
-  auto waiting = cluster[1].rpc_async<block_in_a_handler>("worker0");
-  // A call whose handler has not begun is refused with `shutting_down`; one whose handler is left
-  // behind fails when the connection closes.
-  entered.acquire();
-  forge(cluster[2], "worker1", Step::go);
-  EXPECT_TRUE(eventually(
-      [&] { return cluster[1].agent()->peers().lost(stitch::WorkerId(2)).has_value(); }));
-  cluster[0].shutdown({.graceful = false, .timeout = 1ms});
-  EXPECT_TRUE(waiting.wait_for(20s));
-  EXPECT_EQ(error_of([&] { waiting.get(); }).code(), ErrorCode::disconnected);
-  release.release();
 }
 
 TEST(ShutdownMessages, AGoFromANonLeaderDoesNotEndTheShutdown) {

@@ -139,7 +139,7 @@ TEST(StoppedCalls, StopWhatTheirCoroutinesAwait) {
 
 // ---- tokens and stop callbacks
 
-std::unique_ptr<Promise<int>> never, gate;
+std::unique_ptr<Promise<int>> never;
 int answer() { return 3; }
 std::atomic<bool> called_back{false};
 stitch::Worker* worker1 = nullptr;
@@ -184,45 +184,6 @@ TEST(StoppedCalls, CallStopCallbacksThatMayWaitForFutures) {
   }
 }
 
-// At its own token, where it is given none.
-Future<int> looks_at(std::optional<std::stop_token> given) {
-  co_await stitch::rpc_async<answer>("worker1");
-  const std::stop_token token = given ? *given : stitch::current_stop_token();
-  ++begun;
-  try {
-    co_await never->future();
-  } catch (const Error&) {
-    told += token.stop_requested() ? 1 : 0;
-  }
-  ++ended;
-  co_return 0;
-}
-Future<int> looks_at_its_token() { return looks_at(std::nullopt); }
-// That of the call, two further out.
-Future<int> passes_its_token_on() {
-  const std::stop_token token = stitch::current_stop_token();
-  co_await stitch::rpc_async<answer>("worker1");
-  const std::optional<std::stop_token> given(token);
-  co_return co_await looks_at(given);
-}
-
-// What it awaited fails because it was stopped: it can tell that from any other failure.
-TEST(StoppedCalls, HaveTheirTokensSetWhenTheirCoroutinesGoOn) {
-  Cluster cluster(2);
-  begin_anew();
-  constexpr int kStops = 50;
-  for (int i = 1; i <= 2 * kStops; ++i) {
-    never = std::make_unique<Promise<int>>();
-    const auto call = i % 2 == 0 ? stitch::rpc_async<looks_at_its_token>("worker1")
-                                 : stitch::rpc_async<passes_its_token_on>("worker1");
-    EXPECT_TRUE(eventually([&] { return begun == i; }));
-    call.cancel();
-    EXPECT_TRUE(eventually([&] { return ended == i; }));
-  }
-  EXPECT_EQ(told, 2 * kStops);
-  never = nullptr;
-}
-
 std::atomic<bool> asked{false};
 Future<int> returns_late() {
   const auto token = stitch::current_stop_token();
@@ -243,45 +204,6 @@ TEST(StoppedCalls, StopWhatTheirHandlersReturnLater) {
   call.cancel();
   EXPECT_TRUE(eventually([] { return asked.load(); }));
   never = nullptr;
-}
-
-// ---- one computation for all that ask for the same
-
-struct Key {
-  std::string text;
-  ~Key() { text = "destroyed"; }
-  template <class Archive>
-  void serialize(Archive& archive) {
-    archive(text);
-  }
-};
-Future<int> shared;
-Future<int> compute(Key key) {
-  co_await gate->future();
-  co_return key.text == std::string(100, 'x') ? 1 : 0;
-}
-Future<int> compute_once(const Key& key) {
-  if (!shared.valid()) shared = stitch::detached([key] { return compute(key); });
-  ++begun;
-  return stitch::shield(shared);
-}
-
-TEST(StoppedCalls, LeaveWhatTheyShield) {
-  Cluster cluster(2);
-  gate = std::make_unique<Promise<int>>();
-  shared = {};
-  begin_anew();
-  std::vector<Future<int>> calls;
-  for (int i = 0; i < 2; ++i) {
-    calls.push_back(stitch::rpc_async<compute_once>("worker1", Key{std::string(100, 'x')}));
-    EXPECT_TRUE(eventually([&] { return begun == i + 1; }));
-  }
-  calls[0].cancel();
-  EXPECT_TRUE(eventually([&] { return calls_held_by(cluster[1]) == 1; }));
-  gate->set_value(1);
-  EXPECT_EQ(calls[1].get(), 1);
-  shared = {};
-  gate = nullptr;
 }
 
 }  // namespace

@@ -86,23 +86,6 @@ TEST(ThreadPool, CountsAThreadThatRunsTasksAsAGuest) {
   EXPECT_TRUE(eventually([&] { return ran.load(); }));
 }
 
-TEST(ThreadPool, ABlockedGuestMakesRoom) {
-  std::binary_semaphore go{0};
-  std::atomic<bool> ran{false};
-  ThreadPool pool(1, "pool");  // ends before what its tasks use
-  UniqueFunction<void()> first = [&] {
-    const BlockingRegion region;
-    go.acquire();
-  };
-  ASSERT_TRUE(pool.post_quietly(first));
-  std::thread guest([&] { static_cast<void>(pool.run_one_here(false)); });
-  ASSERT_TRUE(eventually([&] { return pool.queued() == 0; }));
-  post(pool, [&] { ran = true; });
-  EXPECT_TRUE(eventually([&] { return ran.load(); }));
-  go.release();
-  guest.join();
-}
-
 TEST(ThreadPool, ReplacesAThreadThatBlockedBeforeItWasMissed) {
   std::binary_semaphore unblock{0};
   std::atomic<bool> blocked{false};
@@ -170,26 +153,6 @@ TEST(ThreadPool, BeginsAtOnceWhatMustNotWaitOrNotAtAll) {
     return pool.post_if_free(again);
   }));
   ran.acquire();
-}
-
-// The blocked thread may continue before the new thread has started, and then never end.
-TEST(ThreadPool, WhatMustNotWaitIsBegunThoughABlockedTaskGoesOn) {
-  for (int round = 0; round < 50; ++round) {
-    std::binary_semaphore inside{0}, leave{0}, ran{0};
-    ThreadPool pool(1, "pool");
-    post(pool, [&] {
-      {
-        const BlockingRegion blocking;
-        inside.release();
-        leave.acquire();
-      }
-      ran.acquire();
-    });
-    inside.acquire();
-    UniqueFunction<void()> task = [&] { ran.release(); };
-    ASSERT_TRUE(eventually([&] { return pool.post_if_free(task); }));
-    leave.release();
-  }
 }
 
 TEST(ThreadPool, SaysOnceWhenTooManyHandlersWait) {

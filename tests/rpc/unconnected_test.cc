@@ -58,15 +58,6 @@ TEST_P(Unconnected, AWorkerThatHasJustJoinedIsMissed) {
   end(workers);
 }
 
-// The one that all others would ask.
-TEST_P(Unconnected, TheFirstWorkerIsMissed) {
-  std::vector<std::unique_ptr<RunningCommand>> workers;
-  for (int rank = 0; rank < 3; ++rank)
-    workers.push_back(start(rank, 3, rank == 0 ? GetParam() : "no"));
-  EXPECT_TRUE(tell({"w1", "w2"}, "-misses-one"));
-  end(workers);
-}
-
 INSTANTIATE_TEST_SUITE_P(Ends, Unconnected, ::testing::Values("kill", "stop"),
                          [](const auto& info) { return std::string(info.param); });
 

@@ -26,7 +26,6 @@ using stitch::Options;
 using stitch::rpc::OpenStore;
 using stitch::rpc::WorldKeeper;
 using stitch::rpc::WorldRecord;
-using stitch::testing::Cluster;
 using stitch::testing::error_of;
 using stitch::testing::eventually;
 using stitch::testing::has_text;
@@ -118,29 +117,6 @@ TEST_F(WorldFile, ThatIsDeletedIsMadeAnewWithTheRecord) {
   EXPECT_EQ(printed.text(), "");
 }
 
-TEST_F(WorldFile, ThatAnotherWorldHasMadeAnewIsSaidAndNotTouched) {
-  const Stderr printed;
-  auto a = stitch::init(elastic("a"));
-  EXPECT_TRUE(has({"a"}));
-  WorldRecord other;
-  other.number = 77;
-  other.size = "1:8";
-  other.entries.push_back({{{"stranger", stitch::WorkerId(0), 1}, {}, {}}, true});
-  const fs::path elsewhere = folder_ / "elsewhere";
-  keys_of(stitch::transport::make_file_store(elsewhere))->set(world_key::kWorld, other.encode());
-  fs::rename(elsewhere, path_);
-  const std::string line = "stitch: another world runs at file store at " + path_.string();
-  EXPECT_TRUE(eventually([&] { return printed.count(line) == 1; }));
-  EXPECT_EQ(live_names(), std::vector<std::string>{"stranger"});
-  const auto keys = keys_of(stitch::transport::make_file_store(path_));
-  keys->set(world_key::kRing, "101");
-  EXPECT_FALSE(eventually([&] { return keys->try_get(world_key::kRung) == "101"; }, 500ms))
-      << "it answers for the other world";
-  fs::remove(path_);
-  EXPECT_TRUE(has({"a"}));
-  EXPECT_EQ(printed.count("another world"), 1);
-}
-
 TEST_F(WorldFile, WithoutAFolderIsSaidOnceAndLookedForAgain) {
   const Stderr printed;
   auto a = stitch::init(elastic("a"));
@@ -158,35 +134,6 @@ TEST_F(WorldFile, WithoutAFolderIsSaidOnceAndLookedForAgain) {
   EXPECT_EQ(printed.text(), line);
 }
 
-// A store that takes the first record of a world and none after it.
-class FullStore final : public Store {
- public:
-  std::string compare_and_set(const std::string& key, const std::optional<std::string>& expected,
-                              const std::string& desired) override {
-    if (key == "stitch/world" && expected && !expected->empty() && !desired.empty())
-      throw Error(ErrorCode::out_of_range, "the value is too long");
-    return store_->compare_and_set(key, expected, desired);
-  }
-  std::optional<std::string> try_get(const std::string& key) override {
-    return store_->try_get(key);
-  }
-  void set(const std::string& key, const std::string& value) override { store_->set(key, value); }
-  std::string get(const std::string& key, Timeout timeout) override {
-    return store_->get(key, timeout);
-  }
-  void wait(const std::vector<std::string>& keys, Timeout timeout) override {
-    store_->wait(keys, timeout);
-  }
-  std::int64_t add(const std::string& key, std::int64_t delta) override {
-    return store_->add(key, delta);
-  }
-  bool erase(const std::string& key) override { return store_->erase(key); }
-  std::string describe() const override { return "full store"; }
-
- private:
-  const std::shared_ptr<Store> store_ = stitch::transport::make_hash_store();
-};
-
 Options at_store(const std::string& name, std::shared_ptr<Store> store) {
   return {.name = name,
           .world_size = "1:8",
@@ -194,25 +141,6 @@ Options at_store(const std::string& name, std::shared_ptr<Store> store) {
           .init_timeout = 30s,
           .shutdown_timeout = 10s,
           .store = std::move(store)};
-}
-
-TEST(WorldKeeper, ARecordThatCannotBeWrittenIsSaidOnceAndWhoRingsIsAnswered) {
-  const Stderr printed;
-  const auto store = std::make_shared<FullStore>();
-  auto a = stitch::init(at_store("a", store));
-  auto b = stitch::init(at_store("b", store));
-  const std::string line =
-      "stitch: worker \"a\" (id 0) cannot keep the record of its world: the value is too long in "
-      "full store\n";
-  EXPECT_TRUE(eventually([&] { return printed.count(line) == 1; }));
-  const auto keys = keys_of(store);
-  for (const char* ring : {"101", "102", "103"}) {
-    keys->set(world_key::kRing, ring);
-    EXPECT_TRUE(eventually([&] { return keys->try_get(world_key::kRung) == ring; })) << ring;
-  }
-  auto c = stitch::init(at_store("c", store));  // by the record that is there
-  EXPECT_EQ(c.rpc_sync<two_times>("a", 4), 8);
-  EXPECT_EQ(printed.text(), line);
 }
 
 TEST(WorldKeeper, OfALifeThatIsOverTheRecordHasNameIdAndEpochOnly) {
@@ -244,40 +172,6 @@ TEST(WorldKeeper, TheRecordOfAllNamesThatAWorldCanHaveFitsIntoAStore) {
     record.entries.push_back({{{name, stitch::WorkerId(id), 1}, {}, {}}, false});
   }
   EXPECT_LE(record.encode().size(), Store::kMaxValueBytes);
-}
-
-// A tcp store whose host is gone for a while.
-TEST(WorldKeeper, LooksLessOftenForAStoreThatStaysAwayAndSaysNothing) {
-  using Clock = std::chrono::steady_clock;
-  const Stderr printed;
-  Cluster cluster(2);
-  const auto store = stitch::transport::make_hash_store();
-  std::atomic<bool> away{true};
-  std::mutex mutex;
-  std::vector<Clock::time_point> looks;
-  const auto reopen = [&]() -> std::shared_ptr<Store> {
-    const std::lock_guard lock(mutex);
-    looks.push_back(Clock::now());
-    if (away) throw Error(ErrorCode::disconnected, "the host is gone");
-    return store;
-  };
-  const auto looked = [&](std::size_t times) {
-    const std::lock_guard lock(mutex);
-    return looks.size() >= times;
-  };
-  WorldRecord record;
-  record.number = 5;
-  record.size = 2;
-  WorldKeeper keeper(OpenStore{.store = store, .reopen = reopen, .served = true}, record);
-  keeper.start(cluster[0].agent());
-  EXPECT_TRUE(eventually([&] { return looked(4); }));
-  {
-    const std::lock_guard lock(mutex);
-    EXPECT_GE(looks[3] - looks[2], 600ms);
-  }
-  away = false;
-  EXPECT_TRUE(eventually([&] { return store->try_get(world_key::kWorld).has_value(); }));
-  EXPECT_EQ(printed.text(), "");
 }
 
 TEST(InitTimeout, BoundsInitAlsoWhereTheHostOfTheStoreHangs) {

@@ -76,7 +76,7 @@ TEST_F(ObjectLifetime, AMethodGoesOnWithItsObjectWhenTheCreationOfItsResultTimes
   auto shelf = remote<Shelf>("worker1");
   shelf.when_created().get();
   {
-    const auto sum = shelf.with_timeout(30ms).remote<&Shelf::sum_at_the_gate>();
+    const auto sum = shelf.with_timeout(1s).remote<&Shelf::sum_at_the_gate>();
     shelf = RRef<Shelf>();
     ASSERT_TRUE(sum.when_created().wait_for(20s));
     EXPECT_EQ(sum.when_created().error().code(), ErrorCode::timeout);
@@ -99,7 +99,7 @@ TEST_F(ObjectLifetime, AnObjectOutlivesTheCreationWhoseWorkGoesOn) {
   auto shelf = remote<Shelf>("worker1");
   shelf.when_created().get();
   {
-    const auto result = shelf.with_timeout(30ms).remote<&Shelf::work>();
+    const auto result = shelf.with_timeout(1s).remote<&Shelf::work>();
     shelf = RRef<Shelf>();
     ASSERT_TRUE(result.when_created().wait_for(20s));
     EXPECT_EQ(result.when_created().error().code(), ErrorCode::timeout);

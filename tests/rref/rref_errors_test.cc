@@ -115,17 +115,6 @@ TEST(RRefErrors, AnArgumentThatCannotBeWrittenMakesNoCallAndNoObject) {
   EXPECT_EQ(number(cluster, 1, "entries"), 1);
 }
 
-// A peer may ask for an object with any function that it may call, also with one that has to know
-// who called it.
-TEST(RRefErrors, OfStitchsOwnFunctionsEndTheCreation) {
-  Cluster cluster(2);
-  const auto posted =
-      remote<&detail::fetch_posted>("worker1", std::string("no gathering"), std::string("i"));
-  expect_in(error_of([&] { posted.when_created().get(); }),
-            "worker \"worker0\" (id 0) has no part in that gathering");
-  EXPECT_EQ(rpc_sync<&catch_and_tell>("worker1", remote<Tally>("worker1")), 1);
-}
-
 TEST(RRefErrors, AReferencePassedOnAfterItsOwnersEndNamesTheCallTheOwnerAndItsEpoch) {
   Cluster cluster(3);
   const auto tally = remote<Tally>("worker1");
@@ -248,28 +237,6 @@ TEST(RRefErrors, WaitsForACreationEndAtTheTimeLimitOfACall) {
   EXPECT_EQ(here.with_timeout(20s).local_value(), 2);
   EXPECT_EQ(there.to_here(20s), 1) << "a wait that timed out does not change the outcome";
   gate.close();
-}
-
-std::atomic<int> stopped_below{0};
-int wait_for_stop() {
-  const auto token = current_stop_token();
-  if (eventually([&] { return token.stop_requested(); })) ++stopped_below;
-  return 1;
-}
-Future<int> wait_below() {
-  const TargetOptions caller{.to = "worker0", .timeout = 0s};  // g++ 12 destroys it twice in there
-  co_return co_await rpc_async<&wait_for_stop>(caller);
-}
-
-TEST(RRefErrors, ACoroutineWhoseCreationTimesOutStopsWhatItAwaits) {
-  stopped_below = 0;
-  Cluster cluster(2);
-  {
-    const auto late = remote<&wait_below>({.to = "worker1", .timeout = 1s});
-    EXPECT_EQ(error_of([&] { (void)late.to_here(); }).code(), ErrorCode::timeout);
-    EXPECT_TRUE(eventually([] { return stopped_below == 1; }, 10s));
-  }
-  EXPECT_TRUE(eventually([&] { return tables_empty(cluster); })) << tables(cluster);
 }
 
 TEST(RRefErrors, ACreationThatAsksForItIsRefusedAtOnceWhereItsOwnerIsFull) {

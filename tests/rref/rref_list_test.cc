@@ -35,35 +35,6 @@ RRef<RRef<Tally>> own_reference(RRef<Tally> tally) { return make_rref(std::move(
 RRef<RRef<RRef<Tally>>> own_reference_again(RRef<RRef<Tally>> tally) {
   return make_rref(std::move(tally));
 }
-// What a worker makes of a reference when `Hops` more are to pass it on: the object itself, or a
-// reference to what the next one makes.
-template <int Hops>
-struct Passed {
-  using type = RRef<typename Passed<Hops - 1>::type>;
-};
-template <>
-struct Passed<0> {
-  using type = int;
-};
-template <int Hops>
-typename Passed<Hops>::type pass_on(RRef<int> number) {
-  if constexpr (Hops == 0) {
-    return number.to_here();
-  } else {
-    const WorkerId next((rpc::current_agent()->self().id.value() + 1) % 4);
-    return remote<&pass_on<Hops - 1>>(next, number);
-  }
-}
-template <class T>
-int unwrap(const T& value) {
-  if constexpr (std::is_same_v<T, int>) {
-    return value;
-  } else {
-    return unwrap(value.to_here());
-  }
-}
-at::Tensor make_sparse(int size) { return at::eye(size).to_sparse(); }
-at::Tensor fetch_it(RRef<at::Tensor> tensor) { return tensor.to_here(); }
 
 // The entry of a reference; one without an id if there is none.
 template <class T>
@@ -107,30 +78,6 @@ TEST(RRefValues, MayBeTheObjectsOfOtherReferences) {
     EXPECT_EQ(fourth.owner().name, "worker1");
     EXPECT_EQ(fourth.to_here().to_here(), inner);
     EXPECT_EQ(fourth.to_here().to_here().rpc_sync<&Tally::add>(1), 2);
-  }
-  EXPECT_TRUE(eventually([&] { return testing::tables_empty(cluster); }))
-      << testing::tables(cluster);
-}
-
-TEST(RRefValues, WrappedAgainAtEachOfEightWorkersThatPassThemOnUnwrap) {
-  Cluster cluster(4);
-  EXPECT_EQ(unwrap(pass_on<8>(make_rref(7))), 7);
-  EXPECT_TRUE(eventually([&] { return testing::tables_empty(cluster); }))
-      << testing::tables(cluster);
-}
-
-TEST(RRefValues, OfSparseTensorsFetchThemAndPassThemOn) {
-  Cluster cluster(3);
-  {
-    for (const char* owner : {"worker0", "worker1"}) {
-      const auto kept = remote<&make_sparse>(owner, 4);
-      for (const at::Tensor& got :
-           {kept.to_here(), rpc_sync<&fetch_it>("worker2", kept),
-            rpc_sync<&fetch_it>("worker1", kept), remote<&fetch_it>("worker0", kept).to_here()}) {
-        EXPECT_TRUE(got.is_sparse());
-        EXPECT_TRUE(at::equal(got.to_dense(), at::eye(4)));
-      }
-    }
   }
   EXPECT_TRUE(eventually([&] { return testing::tables_empty(cluster); }))
       << testing::tables(cluster);

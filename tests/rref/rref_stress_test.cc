@@ -159,37 +159,6 @@ TEST(RRefStress, ManyThreadsCopyAndDropOneReference) {
   EXPECT_TRUE(eventually([&] { return all_empty(cluster); })) << what_is_left(cluster);
 }
 
-TEST(RRefFaults, AnOwnerThatIsGoneIsNamedWithItsEpochByEveryUse) {
-  Cluster cluster(3);
-  const auto witness = remote<Witness>("worker1");
-  EXPECT_EQ(witness.rpc_sync<&Witness::check>(), 1);
-  const WorkerInfo owner = witness.owner();
-  cluster[1].shutdown({.graceful = false});
-  ASSERT_TRUE(eventually([&] { return number(cluster, 0, "holds_lost") == 1; }));
-  const auto future = witness.rpc_async<&Witness::check>();
-  try {
-    future.get();
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::disconnected);
-    EXPECT_EQ(error.worker(), "worker1");
-    EXPECT_NE(std::string(error.what())
-                  .find("worker \"worker1\" epoch " + std::to_string(owner.epoch) + " is gone"),
-              std::string::npos)
-        << error.what();
-  }
-  EXPECT_FALSE(witness.confirmed_by_owner());
-  // A lost reference can still be sent; it stays lost.
-  try {
-    rpc_sync<&ask>("worker2", witness);
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_NE(std::string(error.what()).find("epoch 1 is gone"), std::string::npos) << error.what();
-  }
-  EXPECT_THROW((void)remote<Witness>("worker1"), Error);
-  cluster.shutdown();
-}
-
 TEST(RRefFaults, AnOwnerThatGoesDuringACreationFailsIt) {
   Cluster cluster(2);
   const auto never = remote<&wait_until_stopped>("worker1", 1);

@@ -80,11 +80,6 @@ Future<int> promised() {
   return promised_number.emplace().future();
 }
 int throws(int) { throw std::runtime_error("no luck"); }
-int slow(int ms) {
-  const auto stop = current_stop_token();
-  for (int i = 0; i < ms && !stop.stop_requested(); ++i) std::this_thread::sleep_for(1ms);
-  return ms;
-}
 
 Gate gate;
 int beyond_the_gate(int value) {
@@ -169,34 +164,6 @@ TEST(RRef, AConstructorCanBeExported) {
   const rpc::Function* const function = rpc::FunctionRegistry::instance().find(id);
   ASSERT_NE(function, nullptr);
   EXPECT_EQ(function->name, "stitch::rref_test::(anonymous namespace)::Served");
-}
-
-TEST(RRef, AFunctionThatIsNotThereIsNamedToItsCreator) {
-  const std::string name = "ps::missing";  // not copied by the call
-  Cluster cluster(2);
-  const Target target = cluster[1].info();
-  const RRef<int> missing(rref::create(
-      rref::begin_creation(rpc::current_agent(), target, rpc::function_id(name)), name, 5s));
-  try {
-    missing.when_created().get();
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::unimplemented);
-    EXPECT_TRUE(std::string(error.what())
-                    .starts_with("call ps::missing() to worker \"worker1\" (id 1) failed: the "
-                                 "function is not registered there"))
-        << error.what();
-  }
-  try {
-    static_cast<void>(missing.to_here());
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::unimplemented);
-    EXPECT_STREQ(error.what(),
-                 "call RRef::to_here() to worker \"worker1\" (id 1) failed: its object was not "
-                 "created: the function that was to make it "
-                 "is not registered there");
-  }
 }
 
 TEST(RRef, TheResultOfARemoteFunctionStaysThereUntilFetched) {
@@ -373,57 +340,6 @@ TEST(RRef, AFunctionThatReturnsAFutureMakesItsObjectWhenThatCompletes) {
   EXPECT_EMPTY(cluster);
 }
 
-TEST(RRef, AFailedCreationIsTheErrorOfEveryUse) {
-  Cluster cluster(3);
-  {
-    const auto bad = remote<&throws>("worker1", 1);
-    try {
-      bad.when_created().get();
-      FAIL();
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), ErrorCode::remote_exception);
-      EXPECT_EQ(error.worker(), "worker1");
-      EXPECT_NE(std::string(error.what()).find("std::runtime_error: no luck"), std::string::npos)
-          << error.what();
-    }
-    try {
-      (void)bad.to_here();
-      FAIL();
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), ErrorCode::remote_exception);
-      const std::string text = error.what();
-      EXPECT_NE(text.find("its object was not created: call "), std::string::npos) << text;
-      EXPECT_NE(
-          text.find("throws() to worker \"worker1\" (id 1) failed: std::runtime_error: no luck"),
-          std::string::npos)
-          << text;
-    }
-    EXPECT_THROW((rpc_sync<&fetch_it>("worker2", bad)), Error);
-    const auto other = remote<&throws>("worker2", 1);
-    EXPECT_EQ(
-        other.when_created().then([](Future<void> done) { return done.error().worker(); }).get(),
-        "worker2");
-  }
-  EXPECT_EMPTY(cluster);
-}
-
-TEST(RRef, TwoCreationsThatTimeOutBothSaySo) {
-  Cluster cluster(2);
-  {
-    const auto first = remote<&slow>({.to = "worker1", .timeout = 50ms}, 30'000);
-    const auto second = remote<&slow>({.to = "worker1", .timeout = 60ms}, 30'000);
-    for (const auto& each : {first, second}) {
-      ASSERT_TRUE(each.when_created().wait_for(10s));
-      EXPECT_EQ(each.when_created().error().code(), ErrorCode::timeout)
-          << each.when_created().error().what();
-      EXPECT_EQ(
-          each.to_here_async().then([](Future<int> done) { return done.error().code(); }).get(),
-          ErrorCode::timeout);
-    }
-  }
-  EXPECT_EMPTY(cluster);
-}
-
 TEST(RRef, AFetchGivesUpAtItsTimeoutAndTheObjectComesLater) {
   Cluster cluster(2);
   {
@@ -495,27 +411,6 @@ TEST(RRefLifetime, TheLastHandlePassedBackAndForthKeepsTheObject) {
   }
   EXPECT_EQ(counter.rpc_sync<&Counter::value>(), 300);
   counter = RRef<Counter>();
-  EXPECT_EMPTY(cluster);
-}
-
-TEST(RRefLifetime, ACallThatOnlyUsesItsReferenceDoesNotTellTheOwner) {
-  Cluster cluster(3);
-  {
-    const auto counter = remote<Counter>("worker1", 0);
-    counter.when_created().get();
-    const auto frames = [&] {
-      std::int64_t sent = 0;
-      for (int rank = 0; rank < 3; ++rank) sent += number(cluster, rank, "ledger_frames");
-      return sent;
-    };
-    const auto before = frames();
-    const auto start = std::chrono::steady_clock::now();
-    for (int i = 0; i < 500; ++i) ASSERT_EQ(rpc_sync<&look_only>("worker2", counter), 1);
-    const auto took = std::chrono::steady_clock::now() - start;
-    // What has been received is settled together, once a millisecond at most from each worker.
-    EXPECT_LE(frames() - before, 4 + 3 * (took / 1ms));
-    EXPECT_EQ(number(cluster, 1, "holders"), 1) << "the owner does not know of the borrower";
-  }
   EXPECT_EMPTY(cluster);
 }
 

@@ -13,7 +13,6 @@ namespace {
 
 using namespace std::chrono_literals;
 using testing::Cluster;
-using testing::error_of;
 using testing::eventually;
 
 struct Tally {
@@ -31,7 +30,6 @@ RRef<Tally> kept_here() {
   base::MutexLock lock(kept_mutex);
   return kept[rpc::current_agent()->self().name];
 }
-int one() { return 1; }
 int use_kept() { return kept_here().rpc_sync<&Tally::add>(1); }
 void pass_on(std::string to) { rpc_sync<keep>(to, kept_here()); }
 void drop_kept() {
@@ -97,87 +95,6 @@ TEST_F(Sweep, WhatADeadWorkerLentLivesOn) {
   EXPECT_EQ(number(cluster, 2, "entries"), 1);
   rpc_sync<drop_kept>("worker3");
   EXPECT_TRUE(eventually([&] { return number(cluster, 2, "entries") == 0; })) << tables(cluster);
-}
-
-TEST_F(Sweep, TheReferencesOfADeadOwnerFailAndCanStillBePassedOn) {
-  Cluster cluster(4);
-  const auto tally = remote<Tally>("worker1");
-  rpc_sync<keep>("worker2", tally);
-  EXPECT_EQ(rpc_sync<use_kept>("worker2"), 1);
-  const auto owner = tally.owner();
-  cluster[1].shutdown({.graceful = false, .timeout = 1s});
-  ASSERT_TRUE(told(cluster, {0, 2, 3}));
-  const Error mine = error_of([&] { tally.rpc_sync<&Tally::add>(1); });
-  EXPECT_EQ(mine.code(), ErrorCode::disconnected);
-  EXPECT_NE(std::string(mine.what())
-                .find("worker \"worker1\" epoch " + std::to_string(owner.epoch) + " is gone"),
-            std::string::npos)
-      << mine.what();
-  rpc_sync<pass_on>("worker2", "worker3");
-  EXPECT_EQ(error_of([] { rpc_sync<use_kept>("worker3"); }).code(), ErrorCode::disconnected);
-  // Nothing of it is left but the handles.
-  EXPECT_TRUE(eventually([&] {
-    return number(cluster, 0, "pins") == 0 && number(cluster, 2, "pins") == 0;
-  })) << tables(cluster);
-}
-
-// A worker that joined while another was dead does not wait for that one's answer.
-TEST_F(Sweep, AWorkerThatJoinedAfterADeathReclaimsToo) {
-  const auto store = transport::make_hash_store();
-  const auto start = [&](const char* name) {
-    Options options;
-    options.name = name;
-    options.world_size = "1:8";
-    options.store = store;
-    return stitch::init(std::move(options));
-  };
-  auto a = start("a"), b = start("b"), c = start("c");
-  b.shutdown({.graceful = false, .timeout = 1s});
-  ASSERT_TRUE(eventually([&] { return a.agent()->live_members().size() == 2; }));
-  auto d = start("d");
-  a.rpc_sync<keep>("c", a.remote<Tally>("d"));
-  ASSERT_TRUE(eventually([&] { return a.debug_info().at("rref.holds") == 0; }));
-  ASSERT_GT(d.debug_info().at("rref.entries"), 0);
-  c.shutdown({.graceful = false, .timeout = 1s});
-  EXPECT_TRUE(eventually([&] { return d.debug_info().at("rref.entries") == 0; }));
-  drop_all();
-}
-
-// An authenticated worker lies: it asks another to sweep lives that are yet to come.
-TEST_F(Sweep, ALifeThatAPeerSaidToBeOverBeforeItJoinedIsUsedLikeOthers) {
-  const auto store = transport::make_hash_store();
-  const auto start = [&](const char* name) {
-    Options options;
-    options.name = name;
-    options.world_size = "1:8";
-    options.store = store;
-    return stitch::init(std::move(options));
-  };
-  auto a = start("a"), liar = start("liar"), c = start("c");
-  EXPECT_EQ(a.rpc_sync<one>("c"), 1);  // so that the end of the connection is noticed
-  const WorkerInfo before = c.info();
-  c.shutdown({.graceful = false, .timeout = 1s});
-  ASSERT_TRUE(eventually([&] { return a.agent()->live_members().size() == 2; }));
-  rref::Ledger ledger;
-  for (std::uint64_t next = 1; next <= 3; ++next)
-    ledger.push(rref::LedgerOp::make_sweep({before.id.value(), before.epoch + next}));
-  rpc::OutMessage message(rref::wire::kLedgerFrame);
-  ASSERT_TRUE(ledger.encode(message.frame.body()));
-  const auto heard = a.debug_info().at("rpc.messages_received");
-  liar.agent()->send_control(liar.agent()->peers().find(a.info().id), std::move(message));
-  ASSERT_TRUE(eventually([&] { return a.debug_info().at("rpc.messages_received") > heard; }));
-  c = start("c");
-  ASSERT_GT(c.info().epoch, before.epoch);
-  ASSERT_LE(c.info().epoch, before.epoch + 3);
-  {
-    const WorkerScope scope(a);
-    const auto tally = remote<Tally>("c");
-    EXPECT_EQ(tally.rpc_sync<&Tally::add>(2), 2);
-    EXPECT_EQ(make_rref(Tally{3}).rpc_sync<&Tally::add>(1), 4);
-  }
-  a.rpc_sync<keep>("c", a.make_rref(Tally{5}));
-  EXPECT_EQ(a.rpc_sync<use_kept>("c"), 6) << "what it holds of the deceived worker is kept";
-  drop_all();
 }
 
 TEST_F(Sweep, WhatALeaverHeldIsReclaimed) {

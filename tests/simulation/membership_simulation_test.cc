@@ -105,28 +105,5 @@ TEST(MembershipSimulation, AProbeThatDecidesNothingDoesNotTakeItsTurnFromTheJudg
   EXPECT_EQ(verdict_after(other, judge, false), milliseconds(4500));
 }
 
-// The limit of a probe passes while this process does not run, and so may the answer.
-TEST(MembershipSimulation, AProbeDuringAPauseOfTheJudgeDecidesNothing) {
-  using Protocol = MembershipProtocol;
-  using std::chrono::milliseconds;
-  const MemberCard judge{{"w0", WorkerId(0), 1}, {}, {}};
-  const MemberCard other{{"w1", WorkerId(1), 1}, {}, {}};
-  const auto verdicts = [&](milliseconds pause, bool tick_first) {
-    Protocol protocol(judge, {.heartbeat_timeout = milliseconds(1500)});
-    const KnownLife lives[] = {{judge}, {other}};
-    protocol.start(lives);
-    Protocol::Time now{std::chrono::hours(1)};
-    static_cast<void>(protocol.on_tick(now, {}));
-    const Error reset(ErrorCode::disconnected, "connection reset");
-    EXPECT_EQ(protocol.on_link_lost(other.info, reset, now).probes.size(), 1u);
-    now += pause;
-    if (tick_first) static_cast<void>(protocol.on_tick(now, {}));
-    return protocol.on_probe(other.info, false, now).events.size();
-  };
-  EXPECT_EQ(verdicts(milliseconds(100), true), 1u);
-  EXPECT_EQ(verdicts(milliseconds(2000), true), 0u);
-  EXPECT_EQ(verdicts(milliseconds(2000), false), 0u);
-}
-
 }  // namespace
 }  // namespace stitch::rpc::membership_simulation_test

@@ -231,35 +231,6 @@ TEST_F(Sessions, SendOneHeartbeatAtATimeAndKeepNone) {
   EXPECT_EQ(session.statistics().kept_messages, 0u);
 }
 
-TEST_F(Sessions, TellTheEndOfWhatATransportHoldsWhenThatLetsGoOfIt) {
-  const auto connection = attach(1);
-  for (int i = 0; i < 3; ++i) send();
-  connection->finish(std::nullopt);
-  const Error gone(ErrorCode::disconnected, "the peer is lost");
-  session.end(gone, gone);
-  EXPECT_EQ(outcomes[0].size(), 1u);
-  EXPECT_TRUE(outcomes[1].empty() && outcomes[2].empty()) << "they may still arrive";
-  connection->finish(std::nullopt);
-  ASSERT_EQ(outcomes[1].size(), 1u);
-  EXPECT_FALSE(outcomes[1][0]) << "it may have arrived";
-  connection->finish(Error(ErrorCode::disconnected, "cut"));
-  ASSERT_EQ(outcomes[2].size(), 1u);
-  EXPECT_STREQ(outcomes[2][0]->what(), "the peer is lost");
-  send();
-  EXPECT_EQ(code_of(outcomes[3]), ErrorCode::disconnected);
-}
-
-TEST_F(Sessions, SendTheNumberOfARefusedMessageOnce) {
-  const auto connection = attach(1);
-  send();
-  connection->finish(Error(ErrorCode::unimplemented, "not carried here"));
-  EXPECT_EQ(code_of(outcomes[0]), ErrorCode::unimplemented);
-  EXPECT_EQ(connection->kinds, (std::vector<std::uint16_t>{wire::kRequest, wire::kSkip}));
-  EXPECT_EQ(connection->numbers[1].number, 1u);
-  connection->finish(std::nullopt);
-  EXPECT_TRUE(closed.empty());
-}
-
 TEST_F(Sessions, GiveUpThePeerWhenATransportRefusesWhatAnotherHasPassedOn) {
   const auto first = attach(1);
   send();
@@ -270,20 +241,6 @@ TEST_F(Sessions, GiveUpThePeerWhenATransportRefusesWhatAnotherHasPassedOn) {
   EXPECT_EQ(closed.size(), 1u);
   EXPECT_EQ(outcomes[0].size(), 1u);
   EXPECT_FALSE(outcomes[0][0]);
-}
-
-TEST_F(Sessions, GiveUpThePeerWhenATransportRefusesWhatAnotherHolds) {
-  const auto first = attach(1);
-  send();
-  session.detach(first);  // it has not let go of the message yet
-  const auto second = attach(2);
-  second->finish(Error(ErrorCode::unimplemented, "not carried here"));
-  EXPECT_EQ(closed.size(), 1u);
-  EXPECT_TRUE(outcomes[0].empty()) << "it may arrive";
-  first->finish(Error(ErrorCode::disconnected, "cut"));
-  const Error gone(ErrorCode::disconnected, "the peer is given up");
-  session.end(gone, gone);
-  EXPECT_EQ(code_of(outcomes[0]), ErrorCode::disconnected);
 }
 
 // An hour and a second, in ns, as requests say it.
@@ -313,22 +270,6 @@ TEST_F(Sessions, SayHowMuchTimeIsLeftWhenARequestIsSentAgain) {
   connection->finish(std::nullopt);
   ASSERT_EQ(outcomes[0].size(), 1u);
   EXPECT_FALSE(outcomes[0][0]);
-}
-
-TEST_F(Sessions, SayHowMuchTimeIsLeftWhenARequestHasWaitedForAConnection) {
-  call(kHour);
-  deadline = Clock::now() + std::chrono::seconds(1);
-  const auto connection = attach(1);
-  EXPECT_LE(time_in(connection->last), kSecond);
-  session.detach(connection);
-  connection->finish(Error(ErrorCode::disconnected, "cut"));
-  call(kHour);
-  deadline.reset();
-  const auto next = attach(2);
-  EXPECT_EQ(next->kinds, (std::vector<std::uint16_t>{wire::kRequest, wire::kSkip}))
-      << "what no connection has had is withdrawn";
-  EXPECT_EQ(code_of(outcomes[1]), ErrorCode::cancelled);
-  while (!next->dones.empty()) next->finish(std::nullopt);
 }
 
 TEST_F(Sessions, DoNotChangeARequestThatATransportMayStillRead) {

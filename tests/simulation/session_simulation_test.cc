@@ -14,31 +14,6 @@ TEST(SessionSimulations, EverythingArrivesOnceInEveryHistory) {
   all.expect_over("duplicates", 1'000);
 }
 
-TEST(ReceivedNumbers, AreASetWhateverTheOrder) {
-  for (std::uint64_t seed = 0; seed < 500; ++seed) {
-    std::mt19937_64 random(seed);
-    std::vector<std::uint64_t> numbers;
-    for (std::uint64_t number = 1; number <= 60; ++number) {
-      for (std::uint64_t copies = 0; copies <= random() % 2; ++copies) numbers.push_back(number);
-    }
-    // Mostly in order, as connections deliver them.
-    for (std::size_t i = 0; i + 1 < numbers.size(); ++i) {
-      const std::size_t other = std::min(i + random() % (1 + seed % 20), numbers.size() - 1);
-      std::swap(numbers[i], numbers[other]);
-    }
-    ReceivedNumbers received;
-    std::set<std::uint64_t> model;
-    for (const std::uint64_t number : numbers) {
-      const bool fresh = received.take(number) == ReceivedNumbers::Taken::fresh;
-      ASSERT_EQ(fresh, model.insert(number).second) << "seed " << seed;
-      std::uint64_t cumulative = 0;
-      while (model.contains(cumulative + 1)) ++cumulative;
-      ASSERT_EQ(received.cumulative(), cumulative) << "seed " << seed;
-    }
-    EXPECT_EQ(received.gaps(), 0u);
-  }
-}
-
 TEST(ReceivedNumbers, TooManyGapsAreRefused) {
   ReceivedNumbers received;
   std::uint64_t number = 3;

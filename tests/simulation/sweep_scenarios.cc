@@ -169,8 +169,6 @@ class Quartet {
   std::string failure_;
 };
 
-}  // namespace
-
 // The owner's object is held by 1, which lent it to 2, which lent it to 3. 1 and 2 die; 3 has
 // answered for 1 before any other hears of the death of 2.
 std::string two_workers_of_a_chain_die() {
@@ -362,6 +360,8 @@ std::string a_life_that_never_joins_is_asked_about() {
   world.expect(!world.over_at_owner(3), "a life that was never known here is remembered");
   return world.failure();
 }
+
+}  // namespace
 
 const std::vector<Scenario>& all() {
   static const std::vector<Scenario> all = {two_workers_of_a_chain_die,

@@ -17,53 +17,6 @@ std::size_t count(const TableEffects& effects, LedgerOp::Kind kind) {
                     [&](const TableEffects::Op& op) { return op.op.kind == kind; }));
 }
 
-TEST(HolderTable, ABorrowThatEndsWithItsMessageSendsNothingToTheOwner) {
-  HolderTable table;
-  TableEffects effects;
-  table.receive(kObject, {kFriend, 4}, std::nullopt, effects);
-  table.add_local(kObject);
-  table.drop_local(kObject, effects);
-  EXPECT_TRUE(effects.ops.empty());
-  table.message_done(kObject, effects);
-  ASSERT_EQ(effects.ops.size(), 1u);
-  EXPECT_EQ(effects.ops[0].to, kFriend);
-  EXPECT_EQ(effects.ops[0].op.first_token, 4u);
-  EXPECT_EQ(table.size(), 0u);
-}
-
-TEST(HolderTable, AKeptBorrowIsRegisteredAndItsSenderSettledOnlyAfterTheAcknowledgement) {
-  HolderTable table;
-  TableEffects effects;
-  table.receive(kObject, {kFriend, 4}, std::nullopt, effects);
-  table.add_local(kObject);
-  table.message_done(kObject, effects);
-  table.register_kept(effects);
-  EXPECT_TRUE(effects.kept);
-  EXPECT_TRUE(effects.ops.empty()) << "not before it has been kept for some time";
-  table.register_kept(effects);
-  EXPECT_EQ(count(effects, LedgerOp::Kind::reg), 1u);
-  EXPECT_EQ(count(effects, LedgerOp::Kind::settle), 0u);
-  table.registered(kObject, effects);
-  EXPECT_EQ(count(effects, LedgerOp::Kind::settle), 1u);
-  table.drop_local(kObject, effects);
-  EXPECT_EQ(count(effects, LedgerOp::Kind::drop), 1u);
-  EXPECT_EQ(table.size(), 0u);
-}
-
-TEST(HolderTable, TheOwnersTokensAreSettledDirectlyAfterTheRegistration) {
-  HolderTable table;
-  TableEffects effects;
-  table.receive(kObject, {kOwner, 4}, std::nullopt, effects);
-  table.add_local(kObject);
-  table.message_done(kObject, effects);
-  table.register_kept(effects);
-  table.register_kept(effects);
-  ASSERT_EQ(effects.ops.size(), 2u);
-  EXPECT_EQ(effects.ops[0].op.kind, LedgerOp::Kind::reg);
-  EXPECT_EQ(effects.ops[1].op.kind, LedgerOp::Kind::settle);
-  EXPECT_EQ(effects.ops[1].to, kOwner);
-}
-
 TEST(HolderTable, WhatOutlivesItsMessageByAMomentIsNotRegistered) {
   HolderTable table;
   for (std::uint64_t token = 0; token < 5; ++token) {
@@ -113,18 +66,6 @@ TEST(HolderTable, AReferenceThatCameBackKnowsNothingOfItsCreation) {
   EXPECT_FALSE(table.tracks_creation(mine)) << "only the owner knows how it ended";
 }
 
-TEST(HolderTable, TheLastOfTwoMessagesDecidesTheEndOfABorrow) {
-  HolderTable table;
-  TableEffects effects;
-  table.receive(kObject, {kFriend, 4}, std::nullopt, effects);
-  table.receive(kObject, {kFriend, 5}, std::nullopt, effects);
-  table.message_done(kObject, effects);
-  EXPECT_TRUE(effects.ops.empty());
-  table.message_done(kObject, effects);
-  EXPECT_EQ(count(effects, LedgerOp::Kind::settle), 2u);
-  EXPECT_EQ(table.size(), 0u);
-}
-
 TEST(HolderTable, OfARequestThatNeverLeftTheOwnerHearsWhereOthersKnowOfIt) {
   for (const bool told : {false, true}) {
     HolderTable table;
@@ -141,25 +82,6 @@ TEST(HolderTable, OfARequestThatNeverLeftTheOwnerHearsWhereOthersKnowOfIt) {
     EXPECT_EQ(count(effects, LedgerOp::Kind::drop), told ? 1u : 0u);
     EXPECT_EQ(table.size(), 0u);
   }
-}
-
-TEST(HolderTable, TheOwnersEndLosesItsObjectsAndCallsTheirWaiters) {
-  HolderTable table;
-  TableEffects effects;
-  const RRefId mine{kOwner, kHere, 0};
-  table.begin_create(mine);
-  std::optional<Error> heard;
-  table.when_answered(
-      mine, [&](const auto&, const std::optional<Error>& failure) { heard = failure; }, effects);
-  table.owner_lost(kOwner, Error(ErrorCode::disconnected, "gone"), effects);
-  for (auto& run : effects.run) run();
-  ASSERT_TRUE(heard);
-  EXPECT_EQ(heard->code(), ErrorCode::disconnected);
-  EXPECT_EQ(table.status(mine)->state, HolderTable::State::lost);
-  EXPECT_FALSE(table.pin(mine)) << "a lost reference is sent without a pin";
-  table.drop_local(mine, effects);
-  EXPECT_EQ(table.size(), 0u);
-  EXPECT_TRUE(effects.ops.empty());
 }
 
 TEST(OwnerTable, WhatComesBeforeTheCreationQueuesBehindIt) {
@@ -195,22 +117,6 @@ TEST(OwnerTable, TheFirstOutcomeOfACreationStands) {
   EXPECT_FALSE(table.resolve(kObject, std::make_shared<int>(1), std::nullopt, effects));
   EXPECT_EQ(effects.destroy.size(), 1u) << "the late result";
   EXPECT_EQ(table.status(kObject)->failure->code(), ErrorCode::timeout);
-}
-
-TEST(OwnerTable, WaitingForWhatADeadCreatorNeverAskedForEnds) {
-  OwnerTable table(kOwner);
-  TableEffects effects;
-  ASSERT_TRUE(table.receive(kObject, kHere));
-  std::optional<Error> heard;
-  table.when_resolved(
-      kObject, [&](const auto&, const std::optional<Error>& failure) { heard = failure; }, effects);
-  table.creator_lost(kFriend, Error(ErrorCode::disconnected, "creator died before creation"),
-                     effects);
-  for (auto& run : effects.run) run();
-  ASSERT_TRUE(heard);
-  EXPECT_STREQ(heard->what(), "creator died before creation");
-  table.drop_local(kObject, effects);
-  EXPECT_EQ(table.size(), 0u);
 }
 
 const Error kNotSent(ErrorCode::cancelled, "it was not sent");
@@ -300,24 +206,6 @@ TEST(Lifetime, AnIdOfAnEarlierLifeIsLostNamingBothEpochs) {
   ASSERT_TRUE(status.lost);
   EXPECT_EQ(status.lost->code(), ErrorCode::disconnected);
   EXPECT_STREQ(status.lost->what(), "worker 0 epoch 1 is gone; it is now epoch 2");
-}
-
-TEST(Lifetime, AReferenceThatArrivedLostBeforeTheCreationIsDroppedWhereItWasAdded) {
-  Lifetime owner(kOwner);
-  const RRefId id{kOwner, kHere, 0};
-  (void)owner.receive({.id = id, .lost = true}, kHere);
-  owner.add_local(id);  // a handle made from it
-  ASSERT_TRUE(owner.create(id, kHere));
-  (void)owner.receive({.id = id}, kHere);
-  for (int i = 0; i < 2; ++i) (void)owner.message_done(id, kHere);
-  EXPECT_EQ(owner.owned(id)->local, 0u);
-  (void)owner.drop_local(id);
-  EXPECT_EQ(owner.counts().holds, 0u);
-  EXPECT_EQ(owner.owned(id)->local, 0u);
-  (void)owner.receive({.id = id}, kHere);
-  EXPECT_EQ(owner.owned(id)->local, 1u);
-  (void)owner.message_done(id, kHere);
-  EXPECT_EQ(owner.owned(id)->local, 0u);
 }
 
 TEST(Lifetime, ABorrowerOfWhatWasNeverRequestedHearsOfItAfterItsCreatorHasDroppedIt) {
@@ -465,20 +353,6 @@ TEST(Lifetime, AMadeUpNameIsLostWhereItArrivesAndStandsInForNoObject) {
   }
 }
 
-TEST(Lifetime, APlaceholderGoesWithTheLastReferenceToIt) {
-  Lifetime owner(kOwner);
-  owner.set_world(of({kHere, kFriend}));
-  EXPECT_EQ(answer_to_registration(owner, kObject), LedgerOp::Kind::registered);
-  EXPECT_EQ(owner.counts().entries, 1U);
-  Ledger friends;
-  friends.push(LedgerOp::make_drop(kObject));
-  base::Bytes frame;
-  ASSERT_TRUE(friends.encode(frame));
-  EXPECT_FALSE(owner.accept_ledger(kFriend, frame.span()).broken);
-  EXPECT_EQ(owner.counts().entries, 0U);
-  EXPECT_TRUE(owner.create(kObject, kFriend)) << "its request may still come";
-}
-
 TEST(Lifetime, WhatOnePeerMakesAnOwnerRememberIsBoundedAndHarmsNoOther) {
   constexpr std::size_t kLimit = 100;
   Lifetime owner(kOwner, kLimit);
@@ -494,30 +368,6 @@ TEST(Lifetime, WhatOnePeerMakesAnOwnerRememberIsBoundedAndHarmsNoOther) {
   EXPECT_TRUE(owner.create({kOwner, kHere, 3}, kHere));
   EXPECT_EQ(answer_to_registration(owner, {kOwner, kHere, kLimit}), LedgerOp::Kind::registered)
       << "the request for one of the others has come";
-}
-
-// It has joined through a worker that could not tell the owner (PROTOCOL.md, section 4).
-TEST(Lifetime, ACreatorThatIsNotKnownYetIsWaitedFor) {
-  for (const WorkerLife& creator : {WorkerLife{7, 70}, WorkerLife{1, 99}}) {
-    Lifetime owner(kOwner);
-    owner.set_world(of({kHere, kFriend}));
-    const RRefId id{kOwner, creator, 0};
-    EXPECT_FALSE(registration(owner, id).broken);
-    std::optional<Error> failure;
-    bool ended = false;
-    static_cast<void>(owner.receive({.id = id}, kFriend));
-    static_cast<void>(owner.when_created(id, [&](const auto&, const std::optional<Error>& why) {
-      ended = true;
-      failure = why;
-    }));
-    owner.set_world(of({kHere, kFriend, creator}));
-    static_cast<void>(owner.member_joined(creator));
-    EXPECT_FALSE(ended);
-    EXPECT_TRUE(owner.create(id, creator));
-    for (auto& run : owner.resolve(id, std::make_shared<int>(1), std::nullopt).run) run();
-    EXPECT_TRUE(ended);
-    EXPECT_FALSE(failure);
-  }
 }
 
 TEST(Lifetime, ACreatorThatWasNeverHeardOfIsOverWhenALaterLifeOfItIsKnown) {

@@ -1,6 +1,4 @@
 // stitch-run --diagnose on dumps that are made up, damaged or hostile.
-#include "diagnose_dump.h"
-#include "diagnose_waits.h"
 #include "tests/support/plain_test.h"
 #include "tests/support/running_command.h"
 
@@ -9,7 +7,6 @@ namespace {
 
 using stitch::testing::RunningCommand;
 using stitch::testing::TemporaryFolder;
-using stitch_run::Dumps;
 
 // A dump with some tables, as a worker would write it.
 std::string dump(const std::string& name, const std::string& tables, double time = 100) {
@@ -194,22 +191,6 @@ TEST_F(Diagnose, SaysOfAWorkerThatIsWaitedForThatItHasLeftOrIsDead) {
   }
 }
 
-// So many that not all are read.
-TEST_F(Diagnose, OfTooManyFilesTheNewestAreRead) {
-  constexpr int kFiles = 20'050;
-  namespace fs = std::filesystem;
-  const auto long_ago = fs::file_time_type::clock::now() - std::chrono::hours(24);
-  for (int i = 0; i < kFiles; ++i) {
-    const std::string file = "old" + std::to_string(i) + ".json";
-    put(file, "");
-    fs::last_write_time(folder_.path() / file, long_ago);
-  }
-  put("m.json", dump("m", made("b", "newest", 1)));
-  const Dumps dumps = stitch_run::read_dumps(folder_.path());
-  EXPECT_NE(dumps.find("m"), nullptr);
-  EXPECT_EQ(dumps.left_out.size(), 19'999U);
-}
-
 TEST_F(Diagnose, SaysThatNothingWaits) {
   put("a.json", dump("a", ""));
   EXPECT_TRUE(run().out.starts_with("no worker waits for another\n"));
@@ -276,38 +257,6 @@ TEST_F(Diagnose, EndsOnDumpsThatReferToThemselves) {
   EXPECT_EQ(run().status, 0);
   put("a.json", dump("a", made("a", "f", 5) + served + "," + under));
   EXPECT_EQ(run().status, 0);
-}
-
-// Any damage gives a diagnosis or an error, never a crash: each byte of a real shape of dump is
-// changed, the text is cut anywhere, and both happen at several places at once.
-TEST(DiagnoseDump, SurvivesEveryDamage) {
-  const TemporaryFolder folder;
-  const std::string good = dump("a", made("b", "f", 1));
-  const auto survives = [&](const std::string& text) {
-    std::ofstream(folder.path() / "a.json", std::ios::binary | std::ios::trunc) << text;
-    try {
-      const Dumps dumps = stitch_run::read_dumps(folder.path());
-      static_cast<void>(stitch_run::find_waits(dumps));
-    } catch (const std::runtime_error& error) {
-      EXPECT_NE(std::string(error.what()).find("there is no dump in"), std::string::npos);
-    }
-  };
-  std::mt19937 random(7);
-  for (std::size_t at = 0; at < good.size(); ++at) {
-    survives(good.substr(0, at));
-    for (const char byte : {'\0', '"', '}', '9', static_cast<char>(random())}) {
-      std::string text = good;
-      text[at] = byte;
-      survives(text);
-    }
-  }
-  for (int i = 0; i < 1'000; ++i) {
-    std::string text = good;
-    for (int changes = 0; changes < 2 + i % 4; ++changes)
-      text[random() % text.size()] = static_cast<char>(random());
-    if (i % 3 == 0) text.resize(random() % text.size());
-    survives(text);
-  }
 }
 
 }  // namespace

@@ -30,8 +30,6 @@ bool lock_is_taken() {
   return !lock.owns_lock();
 }
 void calls_back_and_locks() { stitch::rpc_sync<locker>("worker0"); }
-void goes_on_to_worker0() { stitch::rpc_sync<locker>("worker0"); }
-void goes_on_to_worker2() { stitch::rpc_sync<goes_on_to_worker0>("worker2"); }
 stitch::Future<int> never() {
   static stitch::Promise<int> promise;
   return promise.future();
@@ -110,7 +108,6 @@ void hang(const std::string& how, stitch::Worker& self) {
   if (rank != 0) sleep_long();
   const std::unique_lock lock(user_lock);
   if (how == "circle of two") stitch::rpc_sync<calls_back_and_locks>("worker1");
-  if (how == "circle of three") stitch::rpc_sync<goes_on_to_worker2>("worker1");
   if (how == "sleeping handler") stitch::rpc_sync<sleepy>("worker1");
   if (how == "lock") {
     while (!stitch::rpc_sync<lock_is_taken>("worker1")) std::this_thread::sleep_for(10ms);

@@ -87,89 +87,87 @@ class Hang {
   const int size_;
 };
 
-// `verdict` is in the first line: the pieces are looked for in the whole text, and the first line
-// begins with the first of them.
-void expect_diagnosis(int size, const std::string& how, const std::string& culprit,
-                      std::vector<std::string> pieces, const std::string& program = HANG_PROGRAM) {
-  Hang hang(size, how, program);
-  pieces.push_back("\nculprit: " + culprit + "\n");
+struct Case {
+  const char* how;
+  int size;
+  const char* culprit;
+  std::vector<std::string> pieces;  // the text begins with the first of them
+  const char* program = HANG_PROGRAM;
+};
+class Hangs : public ::testing::TestWithParam<Case> {};
+
+TEST_P(Hangs, AreExplainedByWhatHoldsThemUp) {
+  const Case& hung = GetParam();
+  Hang hang(hung.size, hung.how, hung.program);
+  auto pieces = hung.pieces;
+  pieces.push_back(std::string("\nculprit: ") + hung.culprit + "\n");
   EXPECT_EQ(hang.diagnose_until(pieces), "") << "no " << ::testing::PrintToString(pieces);
   EXPECT_TRUE(hang.diagnose().starts_with(pieces.front()));
 }
 
-TEST(Hangs, ACircleOfTwoWorkersIsNamedAsOne) {
-  expect_diagnosis(
-      2, "circle of two", R"(worker "worker0", locker())",
-      {R"(circular wait: worker "worker0" waits for worker "worker1": call )"
-       "calls_back_and_locks() since ",
-       R"("worker1" runs calls_back_and_locks() since )",
-       R"(which waits for worker "worker0": call locker() since )", "waits for a lock"});
-}
-
-TEST(Hangs, ACircleOfThreeWorkersIsNamedAsOne) {
-  expect_diagnosis(3, "circle of three", R"(worker "worker0", locker())",
-                   {R"(circular wait: worker "worker0" waits for worker "worker1": call )"
-                    "goes_on_to_worker2() since ",
-                    R"(waits for worker "worker2": call goes_on_to_worker0() since )",
-                    R"(waits for worker "worker0": call locker() since )"});
-}
-
-TEST(Hangs, AHandlerThatSleepsIsNamed) {
-  expect_diagnosis(2, "sleeping handler", R"(worker "worker1", sleepy())",
-                   {R"(worker "worker0" waits for worker "worker1": call sleepy() since )",
-                    R"("worker1" runs sleepy() since )", "in which its thread sleeps"});
-}
-
-TEST(Hangs, WhatHoldsAllThreadsOfAPoolIsNamed) {
-  expect_diagnosis(2, "pool", R"(worker "worker1", hold())",
-                   {R"(worker "worker0" waits for worker "worker1": call quick() since )",
-                    R"(quick() is queued there: all 2 threads of "worker1" are held by hold())"});
-}
-
-TEST(Hangs, AStoppedProcessIsNamedThoughItHasWrittenNoDump) {
-  expect_diagnosis(3, "stopped process", R"(worker "worker1")",
-                   {R"(worker "worker0" waits for worker "worker1": call quick() since )",
-                    R"(worker "worker1" has written no dump: it is stopped, dead, )"});
-}
-
-TEST(Hangs, TheWorkerThatMissesABarrierIsNamed) {
-  expect_diagnosis(
-      3, "barrier", R"(worker "worker2", barrier())",
-      {R"(worker "worker)", R"( waits for worker "worker2" in a barrier or an all_gather since )",
-       "where it has not arrived"});
-}
-
-TEST(Hangs, AFunctionWhosePromiseIsNeverSetIsNamed) {
-  expect_diagnosis(2, "promise", R"(worker "worker1", never())",
-                   {R"(worker "worker0" waits for worker "worker1": call never() since )",
-                    "a promise that is not set"});
-}
-
-TEST(Hangs, AHandlerThatABackwardPassWaitsForIsNamed) {
-  expect_diagnosis(2, "backward", R"(worker "worker1", hold())",
-                   {R"(worker "worker0" waits for worker "worker1": backward of context )",
-                    R"(all 2 threads of "worker1" are held by hold())"},
-                   HANG_UPPER_PROGRAM);
-}
-
-TEST(Hangs, ACreationThatAReferenceWaitsForIsNamed) {
-  expect_diagnosis(
-      2, "creation", R"(worker "worker1", make())",
-      {R"(worker "worker0" waits for worker "worker1": call )",
-       "the object is still being created by make()", R"("worker1" runs make() since )"},
-      HANG_UPPER_PROGRAM);
-}
-
-TEST(Hangs, AHandlerThatWaitsForALockIsNamed) {
-  expect_diagnosis(2, "lock", R"(worker "worker1", locker())",
-                   {R"(worker "worker0" waits for worker "worker1": call locker() since )",
-                    "in which its thread waits for a lock or a condition"});
-}
-
-TEST(Hangs, TheCallThatAShutdownWaitsForIsNamed) {
-  expect_diagnosis(2, "shutdown", R"(worker "worker1", hold())",
-                   {R"(worker "worker)", "in its shutdown since ", R"("worker1" runs hold())"});
-}
+INSTANTIATE_TEST_SUITE_P(
+    Each, Hangs,
+    ::testing::ValuesIn(std::vector<Case>{
+        {"circle of two",
+         2,
+         R"(worker "worker0", locker())",
+         {R"(circular wait: worker "worker0" waits for worker "worker1": call )"
+          "calls_back_and_locks() since ",
+          R"("worker1" runs calls_back_and_locks() since )",
+          R"(which waits for worker "worker0": call locker() since )", "waits for a lock"}},
+        {"sleeping handler",
+         2,
+         R"(worker "worker1", sleepy())",
+         {R"(worker "worker0" waits for worker "worker1": call sleepy() since )",
+          R"("worker1" runs sleepy() since )", "in which its thread sleeps"}},
+        {"pool",
+         2,
+         R"(worker "worker1", hold())",
+         {R"(worker "worker0" waits for worker "worker1": call quick() since )",
+          R"(quick() is queued there: all 2 threads of "worker1" are held by hold())"}},
+        {"stopped process",
+         3,
+         R"(worker "worker1")",
+         {R"(worker "worker0" waits for worker "worker1": call quick() since )",
+          R"(worker "worker1" has written no dump: it is stopped, dead, )"}},
+        {"barrier",
+         3,
+         R"(worker "worker2", barrier())",
+         {R"(worker "worker)",
+          R"( waits for worker "worker2" in a barrier or an all_gather since )",
+          "where it has not arrived"}},
+        {"promise",
+         2,
+         R"(worker "worker1", never())",
+         {R"(worker "worker0" waits for worker "worker1": call never() since )",
+          "a promise that is not set"}},
+        {"backward",
+         2,
+         R"(worker "worker1", hold())",
+         {R"(worker "worker0" waits for worker "worker1": backward of context )",
+          R"(all 2 threads of "worker1" are held by hold())"},
+         HANG_UPPER_PROGRAM},
+        {"creation",
+         2,
+         R"(worker "worker1", make())",
+         {R"(worker "worker0" waits for worker "worker1": call )",
+          "the object is still being created by make()", R"("worker1" runs make() since )"},
+         HANG_UPPER_PROGRAM},
+        {"lock",
+         2,
+         R"(worker "worker1", locker())",
+         {R"(worker "worker0" waits for worker "worker1": call locker() since )",
+          "in which its thread waits for a lock or a condition"}},
+        {"shutdown",
+         2,
+         R"(worker "worker1", hold())",
+         {R"(worker "worker)", "in its shutdown since ", R"("worker1" runs hold())"}},
+    }),
+    [](const auto& info) {
+      std::string name = info.param.how;
+      std::replace(name.begin(), name.end(), ' ', '_');
+      return name;
+    });
 
 // With the dumps for which the others were asked.
 std::string diagnosis_of_timeout(Hang& hang, const std::string& reason) {

@@ -1,5 +1,4 @@
-// One file, though long: one fixture with few helpers, and a test for each promise of stitch-run,
-// which runs as a user runs it, on small shell programs.
+// Each promise of stitch-run, which runs as a user runs it, on small shell programs.
 #include <signal.h>
 
 #include "tests/support/plain_test.h"
@@ -127,17 +126,6 @@ TEST_F(StitchRun, KeepsStderrSeparate) {
   const Result result = run(shell({"-n", "1"}, "echo out; echo err >&2"));
   EXPECT_EQ(result.out, "[worker0] out\n");
   EXPECT_EQ(result.err, "[worker0] err\n");
-}
-
-TEST_F(StitchRun, PrintsWholeLinesAndTheUnterminatedLastOne) {
-  const Result result = run(shell(
-      {"-n", "4"},
-      "i=0; while [ $i -lt 200 ]; do printf 'a'; printf 'b\\n'; i=$((i+1)); done; printf end"));
-  ASSERT_EQ(result.status, 0) << result.err;
-  const auto lines = sorted_lines(result.out);
-  EXPECT_EQ(lines.size(), 4u * 201);
-  for (const std::string& line : lines)
-    EXPECT_TRUE(line.substr(10) == "ab" || line.substr(10) == "end") << line;
 }
 
 TEST_F(StitchRun, PassesArgumentsAndAnEmptyStdin) {
@@ -346,20 +334,6 @@ TEST_F(StitchRun, AWorkerThatFailsAfterAllOthersHaveEndedWellFailsTheRun) {
     EXPECT_EQ(result.status, 5) << result.err;
     EXPECT_EQ(result.err, "stitch-run: worker2 exited with status 5\n");
   }
-}
-
-TEST_F(StitchRun, TheEndsThatItSeesAtOnceFailTheRunAlthoughTheOneThatFailedIsTheFirst) {
-  RunningCommand running(shell({"--max-workers", "3"},
-                               "until [ -e " + path("go") + " ]; do echo $$ > " + path("ready") +
-                                   ".$RANK; sleep 0.02; done; " + fails_last(path("pid"), 0)));
-  const std::vector<pid_t> workers{noted_pid("ready.0"), noted_pid("ready.1"),
-                                   noted_pid("ready.2")};
-  running.send_signal(SIGSTOP);
-  std::ofstream(path("go")) << "go";
-  for (pid_t worker : workers) EXPECT_TRUE(gone(worker));
-  running.send_signal(SIGCONT);
-  EXPECT_EQ(running.wait(), 5);
-  EXPECT_EQ(running.err(), "stitch-run: worker0 exited with status 5\n");
 }
 
 TEST_F(StitchRun, ExplainsAWrongCommandLine) {

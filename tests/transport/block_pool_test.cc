@@ -129,26 +129,6 @@ TEST(BlockPool, AReturnedBlockServesTheNextOfItsSize) {
   }
 }
 
-TEST(BlockPool, NoTwoBuffersInUseShareMemory) {
-  const auto pool = make_pool();
-  std::mt19937_64 random(3);
-  std::vector<Buffer> live;
-  for (int step = 0; step < 3000; ++step) {
-    if (live.size() < 12 && random() % 2 == 0) {
-      Buffer buffer = pool->allocate(Device{}, BlockPool::kSmallest + random() % (200 * kKiB));
-      std::memset(buffer.data, step & 0xff, buffer.bytes);
-      live.push_back(std::move(buffer));
-    } else if (!live.empty()) {
-      const std::size_t which = random() % live.size();
-      const auto* data = static_cast<const unsigned char*>(live[which].data);
-      ASSERT_EQ(std::memcmp(data, data + 1, live[which].bytes - 1), 0)
-          << "another buffer shares its memory";
-      live.erase(live.begin() + static_cast<std::ptrdiff_t>(which));
-    }
-  }
-  EXPECT_GT(pool->statistics().reused, pool->statistics().fresh);
-}
-
 TEST(BlockPool, KeepsNoMoreThanItsLimit) {
   const std::size_t block = BlockPool::block_bytes(kMiB);
   const auto pool = make_pool(3 * block);
@@ -261,22 +241,6 @@ TEST(BlockPool, TrimFreesBlocksThatWereUnusedForLong) {
   const Buffer buffer = pool->allocate(Device{}, kMiB);
   EXPECT_FALSE(pool->trim(BlockPool::Clock::time_point::max()));
   std::memset(buffer.data, 1, buffer.bytes);
-}
-
-TEST(BlockPool, TrimKeepsTheYoungestOfASize) {
-  const auto pool = make_pool();
-  Buffer first = pool->allocate(Device{}, kMiB);
-  Buffer second = pool->allocate(Device{}, kMiB);
-  void* const young = second.data;
-  first = {};
-  auto between = BlockPool::Clock::now();
-  while (BlockPool::Clock::now() == between) {
-  }
-  between = BlockPool::Clock::now();
-  second = {};
-  EXPECT_TRUE(pool->trim(between));
-  EXPECT_EQ(pool->statistics().kept_bytes, BlockPool::block_bytes(kMiB));
-  EXPECT_EQ(pool->allocate(Device{}, kMiB).data, young);
 }
 
 TEST(TrimmedPool, GivesUnusedBlocksBackByItself) {

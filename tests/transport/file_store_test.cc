@@ -234,26 +234,6 @@ TEST_F(FileStoreTest, AFileStaysShortAndOpenStoresGoOnWithIt) {
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder_), {}), 1);
 }
 
-TEST_F(FileStoreTest, AFileThatIsNotTheOneAnyMoreWhenItIsLockedIsLeftForTheOther) {
-  std::string seen;
-  std::string seen_there;
-  FileLog log(path_, [&](std::string_view record) { seen += record; });
-  FileLog there(
-      path_, [&](std::string_view record) { seen_there += record; }, [&] { seen_there.clear(); });
-  FileLog::Writer(log).append("ab");
-  {
-    FileLog::Writer writer(log);
-    writer.rewrite([](const FileLog::Writer::Put& put) { put("AB"); });
-    writer.append("c");
-  }
-  FileLog::Writer(there).append("d");
-  EXPECT_EQ(seen_there, "ABcd");
-  log.catch_up(std::chrono::steady_clock::now());
-  EXPECT_EQ(seen, "abcd");
-  EXPECT_EQ(log.bytes(), there.bytes());
-  EXPECT_EQ(size(), log.bytes());
-}
-
 TEST_F(FileStoreTest, AProcessThatIsKilledWhileItWritesAFileAnewLosesNothing) {
   const auto store = make_file_store(path_);
   store->set("kept", "1");
@@ -306,66 +286,12 @@ TEST_F(FileStoreTest, AProcessThatIsKilledWithinARewriteLosesNothing) {
   }
 }
 
-TEST_F(FileStoreTest, ProcessesCountTogetherWhileTheFileIsWrittenAnew) {
-  constexpr int kAdds = 60;
-  std::vector<ForkedChild> children;
-  for (int c = 0; c < 3; ++c) {
-    children.emplace_back([&] {
-      const auto store = make_file_store(path_);
-      for (int i = 0; i < kAdds; ++i) {
-        if (i % 4 == 0) store->set("large", large(i));
-        store->add("n", 1);
-      }
-    });
-  }
-  for (auto& child : children) EXPECT_EQ(child.wait(), 0);
-  EXPECT_EQ(make_file_store(path_)->get("n", 0ms), std::to_string(3 * kAdds));
-  EXPECT_LT(size(), 6 * kMiB);
-}
-
 TEST_F(FileStoreTest, WhatADeadProcessHasLeftOfANewFileIsRemoved) {
   const auto store = make_file_store(path_);
   std::ofstream(path_ + ".stitch.new") << "half of a fi";
   for (int i = 0; i < 8; ++i) store->set("large", large(i));
   EXPECT_LT(size(), 6 * kMiB);
   EXPECT_FALSE(std::filesystem::exists(path_ + ".stitch.new"));
-}
-
-TEST_F(FileStoreTest, AFileThatCannotBeWrittenAnewGoesOnGrowing) {
-  const auto store = make_file_store(path_);
-  std::filesystem::create_directory(path_ + ".stitch.new");
-  for (int i = 0; i < 8; ++i) store->set("large", large(i));
-  EXPECT_GT(size(), 8 * kMiB);
-  EXPECT_EQ(make_file_store(path_)->get("large", 0ms), large(7));
-}
-
-TEST_F(FileStoreTest, AFileOfAnotherLineIsNotTakenForTheNextOne) {
-  const auto store = make_file_store(path_);
-  store->set("k", "ours");
-  const std::string elsewhere = folder_ / "elsewhere";
-  const auto other = make_file_store(elsewhere);
-  for (int i = 0; i < 8; ++i) other->set("large", large(i));
-  std::filesystem::rename(elsewhere, path_);
-  const std::string text = "file store at " + path_ + " is gone: the file was deleted or replaced";
-  EXPECT_EQ(error_of([&] { (void)store->try_get("k"); }).what(), text);
-  EXPECT_EQ(error_of([&] { store->set("k", "v"); }).what(), text);
-  EXPECT_EQ(make_file_store(path_)->get("large", 0ms), large(7));
-}
-
-TEST_F(FileStoreTest, AFileThatWasWrittenAnewIsRefusedWhenItsHeaderIsCut) {
-  {
-    const auto store = make_file_store(path_);
-    for (int i = 0; i < 8; ++i) store->set("large", large(i));
-  }
-  const std::string whole = read();
-  ASSERT_TRUE(whole.starts_with("stitch store 2\n"));
-  for (const std::size_t size : {16, 20, 31}) {
-    write(whole.substr(0, size));
-    EXPECT_EQ(error_of([&] { (void)make_file_store(path_); }).what(),
-              "file store at " + path_ +
-                  " cannot be opened: this file is not a stitch store, or one of another version");
-    EXPECT_EQ(read().size(), size);
-  }
 }
 
 TEST_F(FileStoreTest, AStoppedProcessThatHoldsTheLockCannotHoldUpTimeouts) {

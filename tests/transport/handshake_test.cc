@@ -348,29 +348,6 @@ TEST(Handshake, MessagesThatAreCutShortOpenNothing) {
   }
 }
 
-TEST(Handshake, SurvivesRandomMessages) {
-  std::mt19937 random(11);
-  const std::vector<std::string> magics{"STHI", "STID", "STOK", "STNO", "STCH"};
-  for (int round = 0; round < 5000; ++round) {
-    const Role role = round % 4 < 2 ? Role::accepting : Role::connecting;
-    const Role other = round % 4 < 2 ? Role::connecting : Role::accepting;
-    const std::string secret = round % 2 == 0 ? "" : "secret";
-    Handshake self(make_hello(1, "self"), role, terms(secret));
-    if (round % 3 == 0) {
-      Handshake peer(make_hello(2, "peer"), other, terms(secret));
-      static_cast<void>(self.receive(peer.greeting().span()));
-    }
-    for (int i = 0; i < 4; ++i) {
-      std::string message = magics[random() % magics.size()];
-      const std::size_t more = random() % 100;
-      for (std::size_t k = 0; k < more; ++k) message.push_back(static_cast<char>(random()));
-      message.resize(random() % 4 == 0 ? random() % (message.size() + 1) : message.size());
-      static_cast<void>(self.receive(bytes_of(message)));
-    }
-    EXPECT_NE(self.state(), State::open);
-  }
-}
-
 TEST(Greeting, SurvivesEncodingAndDecoding) {
   Greeting greeting;
   greeting.role = Role::accepting;

@@ -31,21 +31,6 @@ TEST(Poller, CallsASourceWhenItsDescriptorIsReady) {
   poller.join();  // before what its sources refer to is destroyed
 }
 
-TEST(Poller, DropsARemovedSource) {
-  const Joined started;
-  Poller& poller = *started.poller;
-  auto source = std::make_shared<Source>();
-  const std::weak_ptr<Source> watch = source;
-  const auto id = add(poller, source);
-  source->signal();
-  ASSERT_TRUE(source->wait_signals(1));
-  poller.remove(id);
-  poller.remove(id);
-  source.reset();
-  EXPECT_TRUE(wait_until([&] { return watch.expired(); }));
-  poller.join();  // before what its sources refer to is destroyed
-}
-
 TEST(Poller, ASourceMayRemoveItselfAndOthers) {
   const Joined started;
   Poller& poller = *started.poller;
@@ -303,41 +288,6 @@ TEST(Poller, RemovesASourceThatThrows) {
   EXPECT_TRUE(wait_until([&] { return watch.expired(); }));
   good->signal();
   EXPECT_TRUE(good->wait_signals(1));
-  poller.join();  // before what its sources refer to is destroyed
-}
-
-// A thread that has reclaimed the role after deferred work asks for a poll; no delivery follows.
-TEST(Poller, PollsWhatAReclaimingThreadAsksFor) {
-  const Joined started;
-  Poller& poller = *started.poller;
-  const auto asked = std::make_shared<Source>();
-  std::atomic<int> reclaimed{0};
-  const auto source = std::make_shared<Source>();
-  source->on_ready = [&] {
-    Poller::Work work = [&](DoWork how) {
-      if (how == DoWork::elsewhere) return false;
-      std::this_thread::sleep_for(milliseconds(5));  // meanwhile the source falls asleep
-      poller.reclaim();
-      if (poller.on_this_thread()) {
-        poller.poll_after_delivery(asked);
-        reclaimed.fetch_add(1);
-      }
-      return false;
-    };
-    static_cast<void>(poller.defer(work));
-    return true;
-  };
-  add(poller, source);
-  for (int i = 1; i <= 20; ++i) {
-    source->signal();
-    ASSERT_TRUE(source->wait_signals(i));
-    ASSERT_TRUE(wait_until([&] { return asked->polls.load() == reclaimed.load(); }, seconds(5)))
-        << "forgotten in round " << i;
-    std::this_thread::sleep_for(milliseconds(10));
-    ASSERT_TRUE(wait_until([&] { return asked->polls.load() == reclaimed.load(); }, seconds(5)))
-        << "forgotten in round " << i;
-  }
-  EXPECT_GT(reclaimed.load(), 0);
   poller.join();  // before what its sources refer to is destroyed
 }
 

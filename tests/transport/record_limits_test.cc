@@ -41,22 +41,6 @@ TEST(RecordLimits, AnnouncedBuffersTakeMemoryOnlyWhenTheBytesBeforeThemHaveCome)
   EXPECT_EQ(receiver.allocations, 1U);
 }
 
-TEST(RecordLimits, AMessageWithoutAFrameTakesOneBufferAtATimeToo) {
-  Pipe pipe(64 * kMiB);
-  Receiver receiver;
-  pipe.put(head_of(RecordKind::bulk, 0, {0, 100'000, 0, 100'000, 0}));
-  ASSERT_EQ(receiver.drain(pipe), std::nullopt);
-  EXPECT_EQ(receiver.allocations, 2U);
-  put_data(pipe, 100'000);
-  ASSERT_EQ(receiver.drain(pipe), std::nullopt);
-  EXPECT_EQ(receiver.allocations, 4U);
-  put_data(pipe, 100'000);
-  ASSERT_EQ(receiver.drain(pipe), std::nullopt);
-  EXPECT_EQ(receiver.allocations, 5U);
-  ASSERT_EQ(receiver.messages.size(), 1U);
-  EXPECT_EQ(receiver.messages[0].buffers.size(), 5U);
-}
-
 TEST(RecordLimits, AllBuffersTogetherAreLimited) {
   constexpr std::size_t kHuge = std::size_t{1} << 63;
   for (const std::size_t each : {std::size_t{600}, kHuge}) {
@@ -183,35 +167,6 @@ TEST(RecordLimits, ALargeMessageMovesHoweverManySmallOnesThereAre) {
   EXPECT_GT(small_bytes, RecordWriter::kSmallPerPiece) << "small ones are to pass first";
 }
 
-// A link that claims to have room and takes nothing: its peer reports wrong read positions.
-TEST(RecordLimits, AWriterGivesUpOnALinkThatTakesNothing) {
-  class Liar final : public Link {
-   public:
-    int descriptor() const noexcept override { return -1; }
-    bool cheap() const noexcept override { return true; }
-    std::size_t read(std::span<const iovec>) override { return 0; }
-    std::size_t write(std::span<const iovec>) override { return 0; }
-    std::size_t bulk_room(bool) override { return 0; }
-    bool await_room() override {
-      return ++asked > 1000;
-    }  // the test is to end without the fix, too
-    std::optional<Error> ended() override { return std::nullopt; }
-    void close() noexcept override {}
-    int asked = 0;
-  };
-  for (const std::size_t bytes : {std::size_t{10}, kMiB}) {
-    Liar link;
-    RecordWriter writer;
-    RecordWriter::Finished finished;
-    writer.queue({make_message(std::string(bytes, 'm')), nullptr});
-    const auto flushed = writer.flush(link, finished);
-    EXPECT_TRUE(flushed.full);
-    EXPECT_EQ(flushed.bytes, 0U);
-    EXPECT_LE(link.asked, 3);
-    EXPECT_FALSE(writer.empty());
-  }
-}
-
 TEST(ReceiveBudget, AdmitsWhatFitsAndTheRestInOrder) {
   ReceiveBudget budget(100);
   std::string order;
@@ -253,28 +208,6 @@ TEST(ReceiveBudget, LeavingMakesRoomForTheNext) {
   EXPECT_TRUE(budget.insist(4, budget.wait_of(4))) << "it is the next, and has waited long enough";
   EXPECT_EQ(order, "34");
   EXPECT_EQ(budget.used(), 110U);
-}
-
-// The timer of a wait that had ended fired later and admitted the next message immediately.
-TEST(ReceiveBudget, InsistingOnAnEarlierWaitDoesNotHelpALaterOne) {
-  ReceiveBudget budget(100);
-  std::string order;
-  const auto note = [&order](char name) { return [&order, name] { order += name; }; };
-  EXPECT_TRUE(budget.take(1, 100, note('1')));
-  EXPECT_EQ(budget.wait_of(1), 0U);
-  EXPECT_FALSE(budget.take(2, 100, note('2')));
-  const auto earlier = budget.wait_of(2);
-  EXPECT_NE(earlier, 0U);
-  budget.give_back(1);
-  budget.give_back(2);
-  EXPECT_EQ(order, "2");
-  EXPECT_TRUE(budget.take(1, 100, note('1')));
-  EXPECT_FALSE(budget.take(2, 100, note('3')));
-  EXPECT_NE(budget.wait_of(2), earlier);
-  EXPECT_TRUE(budget.insist(2, earlier)) << "there is nothing left to insist on";
-  EXPECT_EQ(order, "2");
-  EXPECT_TRUE(budget.insist(2, budget.wait_of(2)));
-  EXPECT_EQ(order, "23");
 }
 
 }  // namespace

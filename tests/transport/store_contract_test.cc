@@ -110,14 +110,6 @@ TEST_P(StoreContract, GetReturnsWhatWasSet) {
   EXPECT_EQ(store_->try_get("b"), std::nullopt);
 }
 
-TEST_P(StoreContract, AllViewsSeeOneMap) {
-  const auto other = open();
-  store_->set("a", "1");
-  EXPECT_EQ(other->get("a", 1s), "1");
-  other->set("a", "2");
-  EXPECT_EQ(store_->get("a", 1s), "2");
-}
-
 TEST_P(StoreContract, GetWaitsForTheKey) {
   const auto other = open();
   auto value = std::async(std::launch::async, [&] { return store_->get("later", 30s); });
@@ -301,25 +293,6 @@ TEST_P(StoreContract, KeysAreNeitherEmptyNorLong) {
   EXPECT_EQ(error_of([&] { store_->compare_and_set("", std::nullopt, "v"); }).code(),
             ErrorCode::invalid_argument);
   EXPECT_EQ(error_of([&] { store_->erase(""); }).code(), ErrorCode::invalid_argument);
-}
-
-TEST_P(StoreContract, EightThreadsMeetInRounds) {
-  constexpr int kThreads = 8;
-  std::atomic<int> rounds = 0;
-  {
-    std::vector<std::jthread> threads;
-    for (int t = 0; t < kThreads; ++t) {
-      threads.emplace_back([&] {
-        for (int round = 0; round < 5; ++round) {
-          const std::string name = "round/" + std::to_string(round);
-          if (store_->add(name, 1) == kThreads) store_->set(name + "/open", "");
-          store_->wait({name + "/open"}, 30s);
-          ++rounds;
-        }
-      });
-    }
-  }
-  EXPECT_EQ(rounds, kThreads * 5);
 }
 
 INSTANTIATE_TEST_SUITE_P(

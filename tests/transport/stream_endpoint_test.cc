@@ -222,61 +222,6 @@ TEST_P(StreamEndpointOver, HundredsOfConnectionsOpenAndClose) {
   }
 }
 
-// A sender that is always faster than its receiver keeps the receiver's poller busy; it must look
-// at the others nevertheless.
-TEST_P(StreamEndpointOver, ABusyConnectionDoesNotKeepOthersOut) {
-  const auto server = make_stream_endpoint(options(1), over({"shm", "tcp"}));
-  const auto client = make_stream_endpoint(options(2), over({"shm", "tcp"}));
-  const auto slow = std::make_shared<Recorder>();
-  slow->handle = [](const std::shared_ptr<Connection>&, const Message&) {
-    const auto until = std::chrono::steady_clock::now() + std::chrono::microseconds(20);
-    while (std::chrono::steady_clock::now() < until) {
-    }
-  };
-  std::atomic<int> number{0};
-  const auto idle = std::make_shared<Recorder>();
-  const auto addresses = server->listen([&] {
-    const int mine = number.fetch_add(1);
-    return mine == 0   ? slow->events()
-           : mine == 1 ? idle->events()
-                       : std::make_shared<Recorder>()->events();
-  });
-  const auto firehose = std::make_shared<Recorder>();
-  const auto busy =
-      client->connect(addresses[std::string(GetParam()) == "shm" ? 0 : 1], firehose->events());
-  ASSERT_TRUE(firehose->wait_open());
-  const auto other = std::make_shared<Recorder>();
-  const auto quiet = client->connect(addresses[1], other->events());
-  ASSERT_TRUE(idle->wait_open());
-  std::atomic<bool> stop{false};
-  const auto under_way = std::make_shared<std::atomic<int>>(0);
-  std::thread sender([&] {
-    while (!stop.load()) {
-      if (under_way->fetch_add(1) > 5000) {
-        under_way->fetch_sub(1);
-        std::this_thread::yield();
-        continue;
-      }
-      busy->send(make_message(std::string(500, 'x')),
-                 [under_way](const std::optional<Error>&) { under_way->fetch_sub(1); });
-    }
-  });
-  EXPECT_TRUE(slow->wait_messages(20'000));
-  const auto third = make_stream_endpoint(options(3), over({"shm", "tcp"}));
-  for (const auto& address : addresses) {
-    const auto late = std::make_shared<Recorder>();
-    const auto connection = third->connect(address, late->events());
-    EXPECT_TRUE(wait_until([&] { return late->open(); }, milliseconds(4000)))
-        << address << " was not accepted while another connection was busy";
-  }
-  quiet->send(make_message("hear me"), nullptr);
-  EXPECT_TRUE(wait_until([&] { return idle->received() == 1; }, milliseconds(4000)))
-      << "an idle connection was not read while another one was busy";
-  stop = true;
-  sender.join();
-  EXPECT_TRUE(wait_until([&] { return under_way->load() == 0; }));
-}
-
 // A thread that sends while another one writes leaves the message to that one: it must be written
 // even if nothing is sent after it.
 TEST_P(StreamEndpointOver, ThreadsThatWaitForTheirOwnEchoesAreNeverStuck) {

@@ -181,48 +181,6 @@ TEST_P(StreamFlood, ASilentConnectionIsClosedSooner) {
   EXPECT_FALSE(server.recorder(1)->closed().has_value());
 }
 
-// Several large messages at a time: those that do not fit into the budget wait, and no others.
-TEST_P(StreamFlood, LargeMessagesWaitForTheReceiveBudget) {
-  EndpointOptions few = options(1);
-  few.max_receiving_bytes = 1'000'000;
-  const auto server = make_stream_endpoint(few, {{GetParam()}, "127.0.0.1"});
-  const auto slow = std::make_shared<Recorder>();
-  const auto quick = std::make_shared<Recorder>();
-  const auto third = std::make_shared<Recorder>();
-  std::atomic<int> next{0};
-  const auto address = server
-                           ->listen([&] {
-                             const int number = next.fetch_add(1);
-                             return (number == 0 ? slow : number == 1 ? quick : third)->events();
-                           })
-                           .front();
-  RawPeer peer(address);
-  ASSERT_TRUE(peer.shake_hands());
-  ASSERT_TRUE(slow->wait_open());
-  // Announced, and half of it sent.
-  ASSERT_TRUE(peer.write(record_text(RecordKind::bulk, 0, 800'000)));
-  ASSERT_TRUE(peer.write(record_text(RecordKind::data, 0, 800'000, std::string(400'000, 'h'))));
-  const auto client = make_stream_endpoint(options(2), {{GetParam()}, "127.0.0.1"});
-  const auto out = std::make_shared<Recorder>();
-  const auto connection = client->connect(address, out->events());
-  ASSERT_TRUE(quick->wait_open());
-  const auto other_out = std::make_shared<Recorder>();
-  const auto other = client->connect(address, other_out->events());
-  ASSERT_TRUE(third->wait_open());
-  connection->send(make_message(std::string(5'000'000, 'x')), out->done());  // larger than all
-  connection->send(make_message("after"), out->done());
-  other->send(make_message("small"), nullptr);
-  ASSERT_TRUE(third->wait_messages(1));
-  std::this_thread::sleep_for(milliseconds(200));
-  for (const Message& message : quick->take_messages()) EXPECT_EQ(text_of(message), "after");
-  EXPECT_EQ(slow->received(), 0U);
-  peer.hang_up();
-  ASSERT_TRUE(slow->wait_closed());
-  ASSERT_TRUE(quick->wait_messages(2)) << quick->closed_text();
-  EXPECT_TRUE(out->wait_sends_done());
-  EXPECT_EQ(out->failed(), 0U);
-}
-
 TEST_P(StreamFlood, APausedConnectionIsNotReadAndGoesOn) {
   const auto server = make_stream_endpoint(options(1), {{GetParam()}, "127.0.0.1"});
   const auto in = std::make_shared<Recorder>();

@@ -97,29 +97,6 @@ TEST_P(StreamHelp, ReturnsInTimeWhenNothingComes) {
   EXPECT_TRUE(echo.out->wait_messages(1));
 }
 
-TEST_P(StreamHelp, ReturnsAtOnceWhenItIsDoneAlready) {
-  Echo echo(GetParam(), [](const std::shared_ptr<Connection>&, const Message&) {});
-  base::AwaitedFlag already;
-  already.set();
-  EXPECT_TRUE(echo.client->help(already, Clock::time_point::max()));
-  EXPECT_TRUE(echo.client->help(already, Clock::time_point::min()));
-}
-
-TEST_P(StreamHelp, KeepsItsDeadlineUnderTraffic) {
-  std::atomic<bool> stop{false};
-  Echo echo(GetParam(), [&](const std::shared_ptr<Connection>& from, Message message) {
-    if (!stop.load()) from->send(std::move(message), nullptr);
-  });
-  for (int i = 0; i < 20; ++i) echo.connection->send(make_message("round and round"), nullptr);
-  base::AwaitedFlag never;
-  for (int i = 0; i < 10; ++i) {
-    const auto begin = Clock::now();
-    EXPECT_FALSE(echo.client->help(never, begin + milliseconds(50)));
-    EXPECT_LT(Clock::now() - begin, seconds(5));
-  }
-  stop = true;
-}
-
 TEST_P(StreamHelp, DoesNothingInsideACallback) {
   base::AwaitedFlag never;
   std::atomic<int> calls{0};
@@ -214,37 +191,6 @@ TEST_P(StreamHelp, AnEndpointMayCloseWhileThreadsHelp) {
     base::AwaitedFlag never;
     EXPECT_FALSE(echo.client->help(never, Clock::time_point::max()));
   }
-}
-
-// Connections come and go while a thread polls for all of them.
-TEST_P(StreamHelp, ConnectionsMayComeAndGoMeanwhile) {
-  Echo echo(GetParam(), [](const std::shared_ptr<Connection>&, const Message&) {});
-  std::atomic<bool> stop{false};
-  std::thread helper([&] {
-    base::AwaitedFlag never;
-    while (!stop.load()) {
-      static_cast<void>(echo.client->help(never, Clock::now() + milliseconds(10)));
-      static_cast<void>(echo.server->help(never, Clock::now() + milliseconds(10)));
-    }
-  });
-  const auto server = make_endpoint(3, GetParam());
-  const auto addresses = server->listen([] {
-    const auto recorder = std::make_shared<Recorder>();
-    recorder->handle = [](const std::shared_ptr<Connection>& from, Message message) {
-      from->send(std::move(message), nullptr);
-    };
-    return recorder->events();
-  });
-  for (int i = 0; i < 50; ++i) {
-    const auto out = std::make_shared<Recorder>();
-    const auto connection = echo.client->connect(addresses.front(), out->events());
-    connection->send(make_message("m"), out->done());
-    ASSERT_TRUE(out->wait_messages(1)) << out->closed_text();
-    connection->close(Error(ErrorCode::cancelled, "done"));
-    ASSERT_TRUE(out->wait_closed());
-  }
-  stop = true;
-  helper.join();
 }
 
 }  // namespace

@@ -12,11 +12,9 @@ namespace stitch::transport::stream_process_test {
 namespace {
 
 using std::chrono::milliseconds;
-using std::chrono::seconds;
 
 constexpr const char* kAddressVariable = "TRANSPORT_TEST_ADDRESS";
 constexpr const char* kTaskVariable = "TRANSPORT_TEST_TASK";
-constexpr std::size_t kMiB = std::size_t{1} << 20;
 
 std::unique_ptr<Endpoint> make_endpoint(std::uint32_t id, std::vector<std::string> transports) {
   EndpointOptions options;
@@ -40,78 +38,6 @@ class Process : public testing::DisabledTestProcess {
       : DisabledTestProcess("StreamProcess.DISABLED_" + test,
                             {{kAddressVariable, address}, {kTaskVariable, task}}) {}
 };
-
-Message make_large() {
-  Message message = make_message("large");
-  message.buffers.push_back(make_filled_buffer(32 * kMiB, 3));
-  return message;
-}
-
-// Connects to the address it is given, sends its process id, does its task, and stays until killed.
-TEST(StreamProcess, DISABLED_Peer) {
-  const char* address = std::getenv(kAddressVariable);
-  const char* task = std::getenv(kTaskVariable);
-  if (address == nullptr || task == nullptr)
-    GTEST_SKIP() << "runs only as the peer of another test";
-  const auto endpoint = make_endpoint(2, {"shm", "tcp"});
-  const auto recorder = std::make_shared<Recorder>();
-  const auto connection = endpoint->connect(address, recorder->events());
-  connection->send(make_message(std::to_string(::getpid())), recorder->done());
-  if (task == std::string("writes")) {
-    // Each is sent when the one before has been written: it is always in the middle of one.
-    const Message large = make_large();
-    while (!recorder->closed()) {
-      Message copy = make_message("large");
-      copy.buffers = large.buffers;
-      connection->send(std::move(copy), recorder->done());
-      if (!recorder->wait_sends_done()) return;
-    }
-  }
-  static_cast<void>(recorder->wait_closed());
-}
-
-TEST(StreamProcess, AKilledPeerIsNoticed) {
-  for (const std::string transport : {"shm", "tcp"}) {
-    const auto endpoint = make_endpoint(1, {transport});
-    const auto good = std::make_shared<Recorder>();
-    std::atomic<std::size_t> number{0};
-    std::vector<std::shared_ptr<Recorder>> accepted;
-    for (int i = 0; i < 20; ++i) accepted.push_back(std::make_shared<Recorder>());
-    const auto addresses =
-        endpoint->listen([&] { return accepted.at(number.fetch_add(1))->events(); });
-    for (const std::string task : {"idles", "reads", "writes", "stops"}) {
-      SCOPED_TRACE(transport + ", the peer " + task);
-      const auto in = accepted.at(number.load());  // before the peer may connect
-      Process peer("Peer", addresses[0], task);
-      ASSERT_TRUE(wait_until([&] { return in->open() || in->closed().has_value(); }));
-      ASSERT_TRUE(in->wait_messages(task == "writes" ? 2 : 1)) << in->closed_text();
-      EXPECT_EQ(text_of(in->take_messages().front()), std::to_string(peer.id()));
-      // A stopped one does not read: the ring or the socket is full and stays so.
-      if (task == "stops") {
-        EXPECT_EQ(::kill(peer.id(), SIGSTOP), 0);
-      }
-      if (task == "reads" || task == "stops") {
-        for (int i = 0; i < 20; ++i) in->connection()->send(make_large(), in->done());
-        if (task == "reads") {
-          ASSERT_TRUE(in->wait([](Recorder&) { return true; }) &&
-                      wait_until([&] { return in->done_count() > 0; }));
-        }
-      }
-      const auto killed = std::chrono::steady_clock::now();
-      peer.kill();
-      ASSERT_TRUE(in->wait_closed());
-      EXPECT_EQ(in->closed_code(), ErrorCode::disconnected) << in->closed_text();
-      EXPECT_LT(std::chrono::steady_clock::now() - killed, seconds(10));
-      EXPECT_TRUE(in->wait_sends_done());
-      EXPECT_TRUE(in->faults().empty());
-    }
-    // And nothing is broken for others.
-    const auto client = make_endpoint(3, {transport});
-    const auto out = std::make_shared<Recorder>();
-    client->connect(addresses[0], out->events());
-    EXPECT_TRUE(out->wait_open()) << out->closed_text();
-  }
-}
 
 // What both peers below begin with: an endpoint that echoes, of which the addresses are sent over a
 // control connection, in a process that may open 20 more descriptors.

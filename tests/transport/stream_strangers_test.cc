@@ -277,37 +277,6 @@ TEST(StrangersShm, AnOfferWithoutADescriptorToSpareIsNotThePeersFault) {
   EXPECT_EQ(seen.code(), ErrorCode::overloaded) << seen.what();
 }
 
-// Of its own, which says nothing about the other side.
-TEST(StreamShortages, AWorkerWithoutADescriptorToConnectWithIsOverloaded) {
-  for (const std::string transport : {"shm", "tcp"}) {
-    SCOPED_TRACE(transport);
-    const Server server(transport);
-    const auto client = make_stream_endpoint(options(3), over({transport}));
-    const auto out = std::make_shared<Recorder>();
-    rlimit before{};
-    ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
-    const rlimit none{0, before.rlim_max};
-    ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
-    const auto connection = client->connect(server.address, out->events());
-    const bool closed = out->wait_closed();
-    ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
-    ASSERT_TRUE(closed);
-    EXPECT_EQ(out->closed_code(), ErrorCode::overloaded) << out->closed_text();
-  }
-}
-
-TEST(StrangersShm, AFileInsteadOfSharedMemoryIsRefused) {
-  Server server("shm");
-  const base::Descriptor stranger = connect_raw(server.address);
-  const base::Descriptor file(::open("/proc/self/exe", O_RDONLY | O_CLOEXEC));
-  ASSERT_EQ(send_with_descriptors(stranger.get(), RawOffer{}.words, {file.get()}), 16);
-  EXPECT_TRUE(wait_hung_up(stranger.get()));
-  const auto seen = server.next();
-  ASSERT_TRUE(seen->wait_closed());
-  EXPECT_EQ(seen->closed_code(), ErrorCode::protocol);
-  server.expect_alive();
-}
-
 // Memory that cannot be mapped for writing ends that peer's connection only.
 TEST(StrangersShm, MemoryThatCannotBeWrittenIsRefused) {
   Server server("shm");
@@ -367,43 +336,6 @@ TEST(StrangersShm, CorruptOfferedMemoryEndsOnlyItsConnection) {
   }
 }
 
-// Likewise when the accepting side corrupts the ring.
-TEST(StrangersShm, ACorruptRingOfTheAcceptingSideEndsTheConnection) {
-  const std::string name = "stitch-test-liar-" + std::to_string(::getpid());
-  const base::Descriptor listener(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_un at{};
-  at.sun_family = AF_UNIX;
-  std::memcpy(at.sun_path + 1, name.data(), name.size());
-  const auto bytes = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
-  ASSERT_EQ(::bind(listener.get(), reinterpret_cast<const sockaddr*>(&at), bytes), 0);
-  ASSERT_EQ(::listen(listener.get(), 8), 0);
-  for (const std::uint64_t value : {std::uint64_t{1} << 63, ~std::uint64_t{0}}) {
-    const auto endpoint = make_stream_endpoint(options(1), over({"shm"}));
-    const auto recorder = std::make_shared<Recorder>();
-    const auto connection = endpoint->connect("shm://" + name, recorder->events());
-    base::Descriptor socket(::accept(listener.get(), nullptr, nullptr));
-    alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
-    std::array<char, 64> words{};
-    iovec part{words.data(), words.size()};
-    msghdr message{};
-    message.msg_iov = &part;
-    message.msg_iovlen = 1;
-    message.msg_control = control.data();
-    message.msg_controllen = control.size();
-    ASSERT_GT(::recvmsg(socket.get(), &message, MSG_CMSG_CLOEXEC), 0);
-    int fd = -1;
-    std::memcpy(&fd, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof(fd));
-    const base::Descriptor memory(fd);
-    ASSERT_EQ(::pwrite(memory.get(), &value, sizeof(value), RawPeer::taken), 8);
-    ASSERT_EQ(::pwrite(memory.get(), &value, sizeof(value), 256 + RawPeer::written), 8);
-    // The other side may have seen the corrupt ring already and ended.
-    static_cast<void>(::send(socket.get(), "", 1, MSG_NOSIGNAL));
-    ASSERT_TRUE(recorder->wait_closed());
-    EXPECT_EQ(recorder->closed_code(), ErrorCode::protocol) << recorder->closed_text();
-    endpoint->join();
-  }
-}
-
 TEST(StrangersShm, CorruptReadPositionsEndTheConnection) {
   Server server("shm");
   constexpr std::uint64_t kRing = RawPeer::kRing;
@@ -421,43 +353,6 @@ TEST(StrangersShm, CorruptReadPositionsEndTheConnection) {
     if (ended) {
       EXPECT_EQ(seen->closed_code(), ErrorCode::protocol) << seen->closed_text();
     }
-    server.expect_alive();
-  }
-}
-
-TEST(StrangersShm, RandomWordsInTheControlBlocksDoNoHarm) {
-  Server server("shm");
-  std::mt19937_64 random(5);
-  for (int round = 0; round < 30; ++round) {
-    RawPeer peer(server.address);
-    ASSERT_TRUE(peer.shake_hands());
-    const auto seen = server.next();
-    ASSERT_TRUE(seen->wait_open());
-    const auto connection = seen->connection();
-    for (int i = 0; i < 50 && connection && !seen->closed(); ++i) {
-      connection->send(make_message(std::string(random() % 5000, 'x')), seen->done());
-      const bool ours = random() % 2 == 0;
-      const std::uint64_t value = random() >> (random() % 64);
-      switch (random() % 4) {
-        case 0:
-          peer.at<std::uint64_t>(ours, RawPeer::written).store(value);
-          break;
-        case 1:
-          peer.at<std::uint64_t>(ours, RawPeer::taken).store(value);
-          break;
-        case 2:
-          peer.at<std::uint32_t>(ours, RawPeer::reader_sleeps)
-              .store(static_cast<std::uint32_t>(value));
-          break;
-        default:
-          peer.at<std::uint32_t>(ours, RawPeer::writer_waits)
-              .store(static_cast<std::uint32_t>(value));
-      }
-      peer.ring_doorbell();
-    }
-    peer.hang_up();
-    ASSERT_TRUE(seen->wait_closed());
-    EXPECT_TRUE(seen->wait_sends_done());
     server.expect_alive();
   }
 }

@@ -160,31 +160,6 @@ TEST_F(TcpStoreAttacks, AChangedByteIsNoticedWhereverItIs) {
   }
 }
 
-TEST_F(TcpStoreAttacks, ACutConnectionIsNoticedWhereverItIsCut) {
-  ASSERT_EQ(session(), std::nullopt);
-  const std::array<std::size_t, 2> sizes{relay_.said(to_server).size(),
-                                         relay_.said(to_client).size()};
-  for (const Way way : {to_server, to_client}) {
-    for (std::size_t at = 0; at < sizes[way]; at += at < 100 || sizes[way] - at < 60 ? 1 : 7) {
-      relay_.meddle([=](Way each, std::size_t offset, std::string& bytes) {
-        if (each != way || offset + bytes.size() <= at) return true;
-        bytes.resize(at - offset);
-        return false;
-      });
-      const auto error = session();
-      ASSERT_TRUE(error.has_value()) << at;
-      // A peer that died between two messages cannot be distinguished from a cut connection.
-      EXPECT_TRUE(is_refusal(*error) || error->code() == ErrorCode::disconnected)
-          << at << ": " << error->what();
-      if (way == to_client && at >= kStoreMagic.size() &&
-          at < 8 + 4 + StoreHandshake::kAnswerBytes) {
-        EXPECT_EQ(error->code(), ErrorCode::protocol) << at << ": " << error->what();
-      }
-      expect_nothing_else();
-    }
-  }
-}
-
 TEST_F(TcpStoreAttacks, ARecordedSessionCannotBeReplayed) {
   {
     const auto store = client(relay_.port());
@@ -213,34 +188,6 @@ TEST_F(TcpStoreAttacks, ARecordedSessionCannotBeReplayed) {
     EXPECT_TRUE(socket.hung_up());
   });
   EXPECT_EQ(error_of([&] { (void)this->client(port); }).code(), ErrorCode::unauthenticated);
-}
-
-TEST_F(TcpStoreAttacks, ARequestOnTheWayCannotBeRepeatedLeftOutOrMoved) {
-  constexpr std::size_t kHandshake = 8 + 4 + StoreHandshake::kHelloBytes + 4 + Key::kBytes;
-  for (const bool repeated : {true, false}) {
-    std::atomic<std::size_t> requests{0};
-    relay_.meddle([&, repeated](Way way, std::size_t offset, std::string& bytes) {
-      if (way != to_server || offset < kHandshake) return true;
-      if (++requests != 2) return true;
-      bytes = repeated ? bytes + bytes : std::string();
-      return true;
-    });
-    const auto store = client(relay_.port());
-    const std::string key = repeated ? "repeated" : "left out";
-    EXPECT_EQ(store->add(key, 1), 1);
-    std::jthread second([&] {  // with or without a reply
-      try {
-        store->add(key, 1);
-      } catch (const Error&) {
-      }
-    });
-    while (requests < 2) std::this_thread::yield();
-    const auto error = error_of([&] {
-      for (int i = 0; i < 100; ++i) store->add(key, 1);
-    });
-    EXPECT_EQ(error.code(), ErrorCode::unauthenticated) << error.what();
-    EXPECT_LE(direct_->add(key, 0), 2);
-  }
 }
 
 TEST_F(TcpStoreAttacks, HellosAndProofsOfTwoConnectionsCannotBeCrossed) {
@@ -339,28 +286,6 @@ TEST_F(TcpStoreAttacks, NothingIsReadFromAClientBeforeItsProof) {
   socket.send_frame(set);
   EXPECT_TRUE(socket.hung_up());
   EXPECT_EQ(direct_->try_get("key"), std::nullopt);
-}
-
-// The flags of both hellos, one bit at a time: the role, the secret, the cipher and unknown ones.
-TEST_F(TcpStoreAttacks, NoFlagCanBeClearedOrSet) {
-  constexpr std::size_t kFlagsOfClient = 8 + 4 + 6;
-  constexpr std::size_t kFlagsOfServer = 8 + 4 + 1 + 6;
-  for (int way = 0; way < 3; ++way) {  // the client's, the server's, both
-    for (int bit = 0; bit < 16; ++bit) {
-      relay_.meddle([=](Way each, std::size_t offset, std::string& bytes) {
-        if (way != 2 && way != static_cast<int>(each)) return true;
-        const std::size_t at = (each == to_server ? kFlagsOfClient : kFlagsOfServer) +
-                               static_cast<std::size_t>(bit / 8);
-        if (at >= offset && at - offset < bytes.size())
-          bytes[at - offset] = static_cast<char>(bytes[at - offset] ^ (1 << bit % 8));
-        return true;
-      });
-      const auto error = session();
-      ASSERT_TRUE(error.has_value()) << way << ' ' << bit;
-      EXPECT_TRUE(is_refusal(*error)) << way << ' ' << bit << ": " << error->what();
-      expect_nothing_else();
-    }
-  }
 }
 
 }  // namespace

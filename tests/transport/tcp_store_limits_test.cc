@@ -54,15 +54,6 @@ TEST_F(TcpStoreLimits, ValuesHaveABudget) {
   for (int i = 0; i < 100; ++i) EXPECT_EQ(store->add("n", 1), i + 1);
 }
 
-TEST_F(TcpStoreLimits, KeysHaveABudgetThoughTheyHaveNoValues) {
-  TcpStoreServer server(server_loop_, {.max_bytes = 100'000});
-  const auto store = client(server);
-  const auto full = error_of([&] {
-    for (int i = 0; i < 10'000; ++i) store->set(std::to_string(i), "");
-  });
-  EXPECT_EQ(full.code(), ErrorCode::overloaded);
-}
-
 TEST_F(TcpStoreLimits, WaitsHaveABudget) {
   TcpStoreServer server(server_loop_, {.max_bytes = 1'000'000});
   const auto store = client(server);
@@ -90,16 +81,6 @@ TEST_F(TcpStoreLimits, UnreadRepliesHaveABudget) {
   EXPECT_TRUE(greedy.hung_up());
   store->set("k", "v");
   EXPECT_EQ(store->get("k", 10s), "v");
-}
-
-TEST_F(TcpStoreLimits, AChangeWhoseReplyCannotBeSentIsNotReportedAsRefused) {
-  TcpStoreServer server(server_loop_, {.max_bytes = std::size_t{4} << 20});
-  const std::string large(std::size_t{3} << 20, 'x');
-  // The reply has the value again, while most of the request still counts.
-  const auto lost =
-      error_of([&] { (void)client(server)->compare_and_set("k", std::nullopt, large); });
-  EXPECT_EQ(lost.code(), ErrorCode::disconnected) << lost.what();
-  EXPECT_EQ(client(server)->try_get("k"), large);
 }
 
 TEST_F(TcpStoreLimits, IncompleteFramesHaveABudget) {
@@ -155,62 +136,6 @@ TEST_F(TcpStoreLimits, UnauthenticatedConnectionsCannotKeepClientsOut) {
   store->set("k", "v");
   EXPECT_EQ(store->get("k", 10s), "v");
   for (std::size_t i = 0; i < 32; ++i) EXPECT_TRUE(strangers[i].hung_up());
-}
-
-// A receiver that throws, as when out of memory.
-class Thrower final : public FrameReceiver {
- public:
-  explicit Thrower(std::promise<Error>& closed) : closed_(closed) {}
-  void on_frame(FramedStream&, std::span<const std::byte> frame) override {
-    if (frame[0] == std::byte{0}) throw std::bad_alloc();
-    throw std::runtime_error("no such thing");
-  }
-  void on_error(FramedStream&, const Error&) override { throw std::bad_alloc(); }
-  void on_closed(FramedStream&, const Error& why) override {
-    closed_.set_value(why);
-    throw std::bad_alloc();
-  }
-
- private:
-  std::promise<Error>& closed_;
-};
-
-TEST_F(TcpStoreLimits, AnExceptionEndsOneStreamOnly) {
-  for (const char first : {'\0', '\1'}) {
-    Socket listener;
-    const std::uint16_t port = listener.bind();
-    listener.listen();
-    std::promise<Error> closed;
-    loop_.post([&] {
-      struct Connecting {
-        uv_connect_t request{};
-        std::shared_ptr<FramedStream> stream;
-        std::promise<Error>* closed = nullptr;
-      };
-      auto* connecting =
-          new Connecting{.stream = FramedStream::create(loop_.raw()), .closed = &closed};
-      connecting->request.data = connecting;
-      sockaddr_in address{};
-      uv_ip4_addr("127.0.0.1", port, &address);
-      uv_tcp_connect(
-          &connecting->request, connecting->stream->tcp(),
-          reinterpret_cast<const sockaddr*>(&address), [](uv_connect_t* request, int) {
-            const std::unique_ptr<Connecting> mine(static_cast<Connecting*>(request->data));
-            mine->stream->start(std::make_shared<Thrower>(*mine->closed), 4);
-          });
-    });
-    Socket other = listener.accept();
-    other.send(kStoreMagic);
-    base::Bytes frame;
-    frame.append(std::string(4, first).data(), 4);
-    other.send_frame(frame);
-    const Error why = closed.get_future().get();
-    EXPECT_EQ(why.code(), first == '\0' ? ErrorCode::overloaded : ErrorCode::internal);
-    EXPECT_TRUE(other.hung_up());
-  }
-  std::promise<void> alive;
-  loop_.post([&] { alive.set_value(); });
-  alive.get_future().get();
 }
 
 }  // namespace

@@ -129,23 +129,6 @@ TEST_F(TcpStoreTest, AServerThatDoesNotAnswerTimesOut) {
   EXPECT_EQ(store->get("k", 30s), "v");
 }
 
-// Also of calls that begin after it, and of a client that connects.
-TEST_F(TcpStoreTest, NothingLastsBeyondTheDeadlineOfTheClient) {
-  TcpStoreServer server(server_loop_, {});
-  const auto began = std::chrono::steady_clock::now();
-  const TcpStoreOptions options{.connect_timeout = 30s, .deadline = began + 2s};
-  const auto store = client(options, server.port());
-  std::promise<void> release;
-  server_loop_.post([held = release.get_future().share()] { held.wait(); });
-  EXPECT_EQ(error_of([&] { (void)store->get("k", 30s); }).code(), ErrorCode::timeout);
-  EXPECT_GE(std::chrono::steady_clock::now() - began, 2s);
-  EXPECT_EQ(error_of([&] { store->set("k", "v"); }).code(), ErrorCode::timeout);
-  EXPECT_EQ(error_of([&] { (void)store->try_get("k"); }).code(), ErrorCode::timeout);
-  EXPECT_EQ(error_of([&] { client(options, server.port()); }).code(), ErrorCode::disconnected);
-  EXPECT_LT(std::chrono::steady_clock::now() - began, 12s);
-  release.set_value();
-}
-
 std::shared_ptr<const SecretKey> key_of(std::string_view secret) {
   return secret.empty() ? nullptr : SecretKey::from_random(secret);
 }
@@ -181,36 +164,6 @@ TEST_F(TcpStoreTest, AServerWithASecretDoesNotNameItsJob) {
     EXPECT_EQ(error.what(),
               at(server.port()) + " refuses this client of job \"ours\": it serves another job");
   }
-}
-
-// Another process without the secret listens on one of the store's ports.
-TEST_F(TcpStoreTest, AnotherServerThatRefusesTheSecretIsSkipped) {
-  for (const bool with_secret : {true, false}) {
-    const auto other = with_secret ? key_of("wrong") : nullptr;
-    TcpStoreServer squatter(server_loop_, {.job = "ours", .key = other});
-    const TcpStoreOptions options{
-        .port = squatter.port(), .port_span = 20, .job = "ours", .key = key_of("right")};
-    TcpStoreServer server(server_loop_, options);
-    EXPECT_GT(server.port(), squatter.port());
-    const auto store = make_tcp_store(loop_, options);
-    store->set("k", "v");
-    EXPECT_EQ(store->describe(), at(server.port()));
-  }
-}
-
-TEST_F(TcpStoreTest, AWrongSecretIsReportedSoonAlsoWhenThereAreOtherPorts) {
-  const TcpStoreOptions options{.port_span = 16, .job = "ours", .key = key_of("right")};
-  TcpStoreServer server(server_loop_, options);
-  TcpStoreOptions mistaken = options;
-  mistaken.port = server.port();
-  mistaken.key = key_of("wrong");
-  mistaken.connect_timeout = 60s;
-  const auto began = std::chrono::steady_clock::now();
-  const auto error = error_of([&] { (void)make_tcp_store(loop_, mistaken); });
-  EXPECT_LT(std::chrono::steady_clock::now() - began, 10s);
-  EXPECT_EQ(error.code(), ErrorCode::unauthenticated);
-  EXPECT_EQ(error.what(),
-            at(server.port()) + " refuses this client of job \"ours\": the secrets differ");
 }
 
 TEST_F(TcpStoreTest, AnotherVersionIsRefusedWithBothNumbers) {
@@ -304,16 +257,6 @@ TEST_F(TcpStoreTest, AMalformedMessageClosesOnlyItsOwnConnection) {
   counter.send_frame(wait);
   EXPECT_TRUE(counter.hung_up());
 
-  std::minstd_rand random(1);
-  for (int round = 0; round < 200; ++round) {
-    Socket fuzz = raw_client({}, server.port());
-    base::Bytes bytes = get_request(1, "fuzz", 0ms);
-    const std::size_t at = random() % bytes.size();
-    bytes.data()[at] = static_cast<std::byte>(random());
-    bytes.resize(1 + random() % bytes.size());
-    bytes.data()[8 % bytes.size()] = static_cast<std::byte>(1 + random() % 7);
-    fuzz.send_frame(bytes);
-  }
   EXPECT_EQ(good->get("k", 10s), "v");
 }
 
@@ -342,28 +285,6 @@ TEST_F(TcpStoreTest, WaitsNeedNoThread) {
     }
     EXPECT_EQ(std::count(answered.begin(), answered.end(), true), 10);
   }
-}
-
-TEST_F(TcpStoreTest, AHundredClientsMeet) {
-  const TcpStoreOptions options{.job = "many", .key = key_of("s")};
-  TcpStoreServer server(server_loop_, options);
-  constexpr int kClients = 100;
-  std::atomic<int> met = 0;
-  {
-    std::vector<std::jthread> threads;
-    for (int i = 0; i < kClients; ++i) {
-      threads.emplace_back([&, i] {
-        const auto store = client(options, server.port());
-        store->set("member/" + std::to_string(i), std::to_string(i));
-        std::vector<std::string> all;
-        for (int other = 0; other < kClients; ++other)
-          all.push_back("member/" + std::to_string(other));
-        store->wait(all, 60s);
-        ++met;
-      });
-    }
-  }
-  EXPECT_EQ(met, kClients);
 }
 
 TEST_F(TcpStoreTest, AClientThatDoesNotReadItsRepliesStopsOnlyItself) {

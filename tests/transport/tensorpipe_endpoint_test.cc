@@ -5,7 +5,6 @@
 
 #include "stitch/transport/ip_address.h"
 #include "stitch/transport/tensorpipe/tensorpipe_endpoint.h"
-#include "tests/support/disabled_test_process.h"
 #include "tests/support/plain_test.h"
 #include "tests/transport/plain_socket.h"
 #include "tests/transport/recorder.h"
@@ -14,8 +13,6 @@ namespace stitch::transport::tensorpipe_endpoint_test {
 namespace {
 
 using stitch::testing::error_of;
-
-constexpr const char* kAddressVariable = "TRANSPORT_TEST_ADDRESS";
 
 TensorPipeOptions over(std::vector<std::string> transports,
                        std::vector<std::string> channels = {"basic"}) {
@@ -185,43 +182,6 @@ TEST(TensorPipeEndpoint, ConnectionsThatAreClosedImmediatelyDoNotStopIt) {
       if (!opened) std::this_thread::sleep_for(std::chrono::milliseconds(20));
     }
     EXPECT_TRUE(opened) << "round " << round;
-  }
-}
-
-// The other process of the test below: connects to the address in its environment, sends its
-// process id, and runs until it is killed.
-TEST(TensorPipeProcess, DISABLED_Peer) {
-  const char* address = std::getenv(kAddressVariable);
-  if (address == nullptr) GTEST_SKIP() << "runs only as the peer of another test";
-  auto endpoint = make_tensorpipe_endpoint(options(2), over({"tensorpipe-shm", "uv"}));
-  const auto recorder = std::make_shared<Recorder>();
-  const auto connection = endpoint->connect(address, recorder->events());
-  connection->send(make_message(std::to_string(::getpid())), recorder->done());
-  static_cast<void>(recorder->wait_closed());
-}
-
-TEST(TensorPipeProcess, AKilledPeerIsNoticed) {
-  for (const std::string transport : {"tensorpipe-shm", "uv"}) {
-    auto endpoint = make_tensorpipe_endpoint(options(1), over({transport}));
-    const auto in = std::make_shared<Recorder>();
-    const auto addresses = endpoint->listen([&] { return in->events(); });
-    stitch::testing::DisabledTestProcess peer("TensorPipeProcess.DISABLED_Peer",
-                                              {{kAddressVariable, addresses[0]}});
-    const bool came = in->wait_messages(1);
-    EXPECT_TRUE(came) << in->closed_text();
-    // In flight when it dies: large messages that it will not receive completely.
-    if (came) {
-      EXPECT_EQ(in->take_texts().front(), std::to_string(peer.id()));
-      for (int i = 0; i < 20; ++i)
-        in->connection()->send(make_message(std::string(4 << 20, 'x')), in->done());
-    }
-    const auto killed = std::chrono::steady_clock::now();
-    peer.kill();
-    ASSERT_TRUE(in->wait_closed());
-    EXPECT_EQ(in->closed_code(), ErrorCode::disconnected);
-    EXPECT_LT(std::chrono::steady_clock::now() - killed, std::chrono::seconds(10));
-    EXPECT_TRUE(in->wait_sends_done());
-    EXPECT_TRUE(in->faults().empty());
   }
 }
 
