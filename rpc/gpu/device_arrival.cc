@@ -294,16 +294,11 @@ at::Tensor DeviceTensors::to_device(const at::Tensor& tensor, c10::Device device
   };
   if (tensor.is_contiguous())
     return at::empty(tensor.sizes(), options).copy_(as_copied(tensor), true);
-  // What lies between the first and the last element is copied as it is, so that the device needs
-  // as much memory as has arrived, whatever the strides are.
-  std::int64_t elements = 1;
-  for (std::int64_t d = 0; d < tensor.dim(); ++d)
-    elements += (tensor.size(d) - 1) * tensor.stride(d);
-  // Not a view in the eyes of autograd: the caller may change it in place.
+  // The device needs as much memory as has arrived, whatever the strides are. Not a view in the
+  // eyes of autograd: the caller may change it in place.
   const at::AutoDispatchBelowADInplaceOrView plain;
-  const at::Tensor bytes =
-      at::empty({elements}, options)
-          .copy_(as_copied(tensor.as_strided({elements}, {1}, tensor.storage_offset())), true);
+  const at::Tensor source = as_copied(spanned_elements(tensor));
+  const at::Tensor bytes = at::empty(source.sizes(), options).copy_(source, true);
   return bytes.as_strided(tensor.sizes(), tensor.strides(), 0);
 }
 

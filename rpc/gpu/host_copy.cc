@@ -20,16 +20,27 @@ bool pinned_memory_works() {
 
 }  // namespace
 
-PreparedCopy prepare_copy(const at::Tensor& original) {
-  at::Tensor dense = original.detach();
-  if (dense._is_zerotensor()) dense = at::zeros(dense.sizes(), dense.options());
-  dense = dense.resolve_conj().resolve_neg();
-  if (dense.numel() > 0 && !dense.is_non_overlapping_and_dense()) {
-    for (std::int64_t d = 0; d < dense.dim(); ++d) {
-      if (dense.stride(d) == 0 && dense.size(d) > 1) dense = dense.narrow(d, 0, 1);
-    }
-    if (!dense.is_non_overlapping_and_dense()) dense = dense.clone(at::MemoryFormat::Preserve);
+at::Tensor each_element_once(const at::Tensor& tensor) {
+  at::Tensor once = tensor.detach();
+  if (once._is_zerotensor()) once = at::zeros(once.sizes(), once.options());
+  once = once.resolve_conj().resolve_neg();
+  for (std::int64_t d = 0; d < once.dim(); ++d) {
+    if (once.stride(d) == 0 && once.size(d) > 1) once = once.narrow(d, 0, 1);
   }
+  return once;
+}
+
+at::Tensor spanned_elements(const at::Tensor& tensor) {
+  std::int64_t elements = 1;
+  for (std::int64_t d = 0; d < tensor.dim(); ++d)
+    elements += (tensor.size(d) - 1) * tensor.stride(d);
+  return tensor.as_strided({elements}, {1}, tensor.storage_offset());
+}
+
+PreparedCopy prepare_copy(const at::Tensor& original) {
+  at::Tensor dense = each_element_once(original);
+  if (dense.numel() > 0 && !dense.is_non_overlapping_and_dense())
+    dense = dense.clone(at::MemoryFormat::Preserve);
   return {dense, original.sizes().vec()};
 }
 

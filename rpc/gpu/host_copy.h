@@ -8,6 +8,12 @@
 
 namespace stitch::rpc {
 
+// The values of a tensor, detached, with its expanded dimensions once. REQUIRES: as below.
+[[nodiscard]] at::Tensor each_element_once(const at::Tensor& tensor);
+// What lies between the first and the last element of a tensor that is not empty, as it is: its
+// dimensions may be expanded, or overlap as no correct sender has them.
+[[nodiscard]] at::Tensor spanned_elements(const at::Tensor& tensor);
+
 // A tensor on a device made ready for one copy to the host: dense, with its expanded dimensions
 // once. A value.
 struct PreparedCopy {

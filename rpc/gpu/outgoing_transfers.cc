@@ -101,12 +101,7 @@ void OutgoingTransfers::add(std::uint32_t tensor, const at::Tensor& original, c1
   // the one that reads it below.
   const VirtualGuardImpl cuda(c10::kCUDA);
   cuda.recordDataPtrOnStream(original.storage().data_ptr(), cuda.getStream(original.device()));
-  at::Tensor source = original.detach();
-  if (source._is_zerotensor()) source = at::zeros(source.sizes(), source.options());
-  source = source.resolve_conj().resolve_neg();
-  for (std::int64_t d = 0; d < source.dim(); ++d) {
-    if (source.stride(d) == 0 && source.size(d) > 1) source = source.narrow(d, 0, 1);
-  }
+  at::Tensor source = each_element_once(original);
   const at::ScalarType type = cast.value_or(source.scalar_type());
   const std::size_t bytes = static_cast<std::size_t>(source.numel()) * c10::elementSize(type);
   if (bytes < kPackBelow) {
@@ -189,8 +184,8 @@ void OutgoingTransfers::begin(const WorkerInfo& to,
       // Its receiver reports what fails.
       transport::gpu::DeviceTransfers::Done done;
       if (until_ended) done = [until_ended](const std::optional<Error>&) {};
-      transfers_.transfers_->send_as(section_.transfers[i].id, peer, piece.to.index(), span, ready,
-                                     std::shared_ptr<const void>(std::move(kept)), std::move(done));
+      transfers_.transfers_->send(section_.transfers[i].id, peer, piece.to.index(), span, ready,
+                                  std::shared_ptr<const void>(std::move(kept)), std::move(done));
     }
   } catch (const Error& error) {
     transfers_.hooks_.give_up(to, error.with_prefix("tensors on devices cannot be sent"));

@@ -19,40 +19,40 @@ static void check_again(const Frame& frame, Bytes bytes) {
   require(same(encode(frame).span(), bytes), "a frame of transfers, written again");
 }
 
-static void decode(FrameKind kind, Bytes bytes) {
+static void read_again(FrameKind kind, Bytes bytes) {
   switch (kind) {
     case FrameKind::hello:
-      return check_again(decode_hello(bytes), bytes);
+      return check_again(decode<HelloFrame>(bytes), bytes);
     case FrameKind::rts:
-      return check_again(decode_rts(bytes), bytes);
+      return check_again(decode<RtsFrame>(bytes), bytes);
     case FrameKind::cts:
-      return check_again(decode_cts(bytes), bytes);
+      return check_again(decode<CtsFrame>(bytes), bytes);
     case FrameKind::retry:
-      return check_again(decode_retry(bytes), bytes);
+      return check_again(decode<RetryFrame>(bytes), bytes);
     case FrameKind::grant:
-      return check_again(decode_grant(bytes), bytes);
+      return check_again(decode<GrantFrame>(bytes), bytes);
     case FrameKind::data:
-      return check_again(decode_data(bytes), bytes);
+      return check_again(decode<DataFrame>(bytes), bytes);
     case FrameKind::finished:
-      return check_again(decode_finished(bytes), bytes);
+      return check_again(decode<FinishedFrame>(bytes), bytes);
     case FrameKind::cancel:
-      return check_again(decode_cancel(bytes), bytes);
+      return check_again(decode<CancelFrame>(bytes), bytes);
     case FrameKind::comm_open:
-      return check_again(decode_comm_open(bytes), bytes);
+      return check_again(decode<CommOpenFrame>(bytes), bytes);
     case FrameKind::comm_ready:
-      return check_again(decode_comm_ready(bytes), bytes);
+      return check_again(decode<CommReadyFrame>(bytes), bytes);
     case FrameKind::comm_break:
-      return check_again(decode_comm_break(bytes), bytes);
+      return check_again(decode<CommBreakFrame>(bytes), bytes);
     case FrameKind::forget:
-      return check_again(decode_forget(bytes), bytes);
+      return check_again(decode<ForgetFrame>(bytes), bytes);
     case FrameKind::decline:
-      return check_again(decode_decline(bytes), bytes);
+      return check_again(decode<DeclineFrame>(bytes), bytes);
   }
   fail("a kind of frame of transfers that does not exist was accepted");
 }
 
 static bool run(Bytes input) {
-  return accepts([&] { decode(kind_of(input), input); });
+  return accepts([&] { read_again(kind_of(input), input); });
 }
 
 static Seeds seeds() {

@@ -1,31 +1,16 @@
 // Which streams a backward pass makes, adds and reads gradients on: none is used before it is
-// written, on any of the devices of a node. Over fake devices that run what is queued late.
-#include <c10/core/StreamGuard.h>
+// written, on any of the devices of a node. Over the double of CUDA.
 #include <torch/csrc/autograd/custom_function.h>
 
-#include "tests/gpu/device_tensors.h"
-#include "tests/gpu/fake_torch_device.h"
-#include "tests/support/world_test.h"
+#include "tests/gpu/device_test.h"
 
 namespace autograd_streams_test {  // its functions are registered under their full names
 namespace {
 
-using stitch::rpc_sync;
-using stitch::dist_autograd::Context;
-using stitch::testing::all_are;
-using stitch::testing::Cluster;
-using stitch::testing::device;
-using stitch::testing::holds;
-namespace fake = stitch::testing::fake_device;
-
-class AutogradStreams : public ::testing::TestWithParam<std::uint64_t> {
- protected:
-  void TearDown() override { EXPECT_EQ(fake::take_violations(), std::vector<std::string>{}); }
-};
-INSTANTIATE_TEST_SUITE_P(Seeds, AutogradStreams, ::testing::Range<std::uint64_t>(1, 3));
+using namespace stitch::testing::device_names;  // NOLINT
 
 at::Tensor leaf(int index, at::IntArrayRef sizes = {3, 4}) {
-  return stitch::testing::filled(index, 1, sizes).requires_grad_();
+  return filled(index, 1, sizes).requires_grad_();
 }
 
 // Streams that nodes have had stopped, so that what they queue there is not done yet.
@@ -82,19 +67,6 @@ std::vector<at::Tensor> all_times_two(const std::vector<at::Tensor>& tensors) {
   return results;
 }
 
-// The tensors of one message are the inputs of one node.
-TEST_P(AutogradStreams, GradientsOfOneMessageToTwoDevicesAreSentOnceBothAreWritten) {
-  Cluster cluster(2);
-  const at::Tensor first = leaf(0);
-  const at::Tensor second = leaf(1);
-  const fake::Lag lag(GetParam());
-  const Context context;
-  const auto received = rpc_sync<all_times_two>("worker1", std::vector{first, second});
-  context.backward({with_late_gradient(received[0], 3), with_late_gradient(received[1], 5)});
-  EXPECT_TRUE(holds(context.gradient(first), 0, 6));
-  EXPECT_TRUE(holds(context.gradient(second), 1, 10));
-}
-
 // Each gradient is written long after a pass that did not wait for it would have read it.
 void backward_with_stopped_streams(const Context& context, const std::vector<at::Tensor>& losses) {
   stopped_streams().stop_from_now_on(true);
@@ -105,8 +77,9 @@ void backward_with_stopped_streams(const Context& context, const std::vector<at:
   done.get();
 }
 
-// So many bytes are sent while there is something else to run.
-TEST(AutogradStreamsThatAreStopped, GradientsOfOneMessageToTwoDevicesAreSentOnceBothAreWritten) {
+// The tensors of one message are the inputs of one node. So many bytes are sent while there is
+// something else to run.
+TEST(AutogradStreams, GradientsOfOneMessageToTwoDevicesAreSentOnceBothAreWritten) {
   Cluster cluster(2);
   const at::Tensor first = leaf(0, {300, 300});
   const at::Tensor second = leaf(1, {300, 300});
@@ -118,10 +91,9 @@ TEST(AutogradStreamsThatAreStopped, GradientsOfOneMessageToTwoDevicesAreSentOnce
                                  with_late_gradient(received[1], 5)});
   EXPECT_TRUE(holds(context.gradient(first), 0, 6));
   EXPECT_TRUE(holds(context.gradient(second), 1, 10));
-  EXPECT_EQ(fake::take_violations(), std::vector<std::string>{});
 }
 
-TEST(AutogradStreamsThatAreStopped, GradientsFromSeveralStreamsAreAddedOnceEachIsWritten) {
+TEST(AutogradStreams, GradientsFromSeveralStreamsAreAddedOnceEachIsWritten) {
   Cluster cluster(2);
   const at::Tensor first = leaf(0);
   const at::Tensor second = leaf(1);
@@ -134,10 +106,9 @@ TEST(AutogradStreamsThatAreStopped, GradientsFromSeveralStreamsAreAddedOnceEachI
   backward_with_stopped_streams(context, losses);
   EXPECT_TRUE(holds(context.gradient(first), 0, 30));
   EXPECT_TRUE(holds(context.gradient(second), 1, 30));
-  EXPECT_EQ(fake::take_violations(), std::vector<std::string>{});
 }
 
-TEST(AutogradStreamsThatAreStopped, LeavesAddWhatSeveralStreamsWrite) {
+TEST(AutogradStreams, LeavesAddWhatSeveralStreamsWrite) {
   Cluster cluster(1);
   const at::Tensor parameter = leaf(1);
   const Context context;
@@ -146,40 +117,11 @@ TEST(AutogradStreamsThatAreStopped, LeavesAddWhatSeveralStreamsWrite) {
         context, {with_late_gradient(parameter, 3), with_late_gradient(parameter, 5)});
     EXPECT_TRUE(holds(context.gradient(parameter), 1, static_cast<float>(8 * pass)));
   }
-  EXPECT_EQ(fake::take_violations(), std::vector<std::string>{});
 }
 
-TEST_P(AutogradStreams, GradientsFromSeveralStreamsAreAddedOnceEachIsWritten) {
-  Cluster cluster(2);
-  const at::Tensor first = leaf(0);
-  const at::Tensor second = leaf(1);
-  const fake::Lag lag(GetParam());
-  const Context context;
-  const auto received = rpc_sync<all_times_two>("worker1", std::vector{first, second});
-  std::vector<at::Tensor> losses;
-  for (const at::Tensor& each : received) {
-    for (const double value : {3, 5, 7}) losses.push_back(with_late_gradient(each, value));
-  }
-  context.backward(losses);
-  EXPECT_TRUE(holds(context.gradient(first), 0, 30));
-  EXPECT_TRUE(holds(context.gradient(second), 1, 30));
-}
-
-TEST_P(AutogradStreams, LeavesAddWhatSeveralStreamsWrite) {
+TEST(AutogradStreams, TheGradientOfARootMayComeFromTheStreamOfTheCaller) {
   Cluster cluster(1);
   const at::Tensor parameter = leaf(1);
-  const fake::Lag lag(GetParam());
-  const Context context;
-  for (int pass = 1; pass <= 3; ++pass) {
-    context.backward({with_late_gradient(parameter, 3), with_late_gradient(parameter, 5)});
-    EXPECT_TRUE(holds(context.gradient(parameter), 1, static_cast<float>(8 * pass)));
-  }
-}
-
-TEST_P(AutogradStreams, TheGradientOfARootMayComeFromTheStreamOfTheCaller) {
-  Cluster cluster(1);
-  const at::Tensor parameter = leaf(1);
-  const fake::Lag lag(GetParam());
   const Context context;
   const at::Tensor root = parameter * 2;
   const c10::StreamGuard own(fake::pool_stream(device(1)));
@@ -196,10 +138,9 @@ TEST_P(AutogradStreams, TheGradientOfARootMayComeFromTheStreamOfTheCaller) {
   }
 }
 
-TEST_P(AutogradStreams, AReaderWaitsForTheGradientOnItsOwnStream) {
+TEST(AutogradStreams, AReaderWaitsForTheGradientOnItsOwnStream) {
   Cluster cluster(1);
   const at::Tensor parameter = leaf(1);
-  const fake::Lag lag(GetParam());
   const Context context;
   const at::Tensor loss = with_late_gradient(parameter, 5);
   const c10::StreamGuard own(fake::pool_stream(device(1)));
@@ -223,7 +164,7 @@ struct CopiedLater : torch::autograd::Function<CopiedLater> {
   }
 };
 
-TEST(AutogradStreamsOfReaders, WhatOneNodeStillReadsIsNotAddedToForAnother) {
+TEST(AutogradStreams, WhatOneNodeStillReadsIsNotAddedToForAnother) {
   Cluster cluster(1);
   const at::Tensor first = leaf(1);
   const at::Tensor second = leaf(1);
@@ -242,17 +183,16 @@ TEST(AutogradStreamsOfReaders, WhatOneNodeStillReadsIsNotAddedToForAnother) {
   delete held_by_node;
   EXPECT_TRUE(all_are(context.gradient(second), 1));
   EXPECT_TRUE(all_are(context.gradient(first), 4));
-  EXPECT_EQ(fake::take_violations(), std::vector<std::string>{});
 }
 
-TEST(AutogradStreamsOfReaders, WhatAStreamStillReadsIsNotAddedTo) {
+TEST(AutogradStreams, WhatAStreamStillReadsIsNotAddedTo) {
   Cluster cluster(1);
   const at::Tensor parameter = leaf(1);
   const Context context;
   const at::Tensor loss = (parameter * 5).sum();
   context.backward({loss}, {.retain_graph = true});
   const c10::StreamGuard own(fake::pool_stream(device(1)));
-  at::Tensor read = stitch::testing::filled(1, 0, {3, 4});
+  at::Tensor read = filled(1, 0, {3, 4});
   {
     const fake::Hold hold(fake::current_stream(device(1)));
     read.copy_(context.stored_gradient(parameter), /*non_blocking=*/true);
@@ -261,7 +201,6 @@ TEST(AutogradStreamsOfReaders, WhatAStreamStillReadsIsNotAddedTo) {
   }
   EXPECT_TRUE(all_are(read, 5));
   EXPECT_TRUE(all_are(context.gradient(parameter), 10));
-  EXPECT_EQ(fake::take_violations(), std::vector<std::string>{});
 }
 
 }  // namespace

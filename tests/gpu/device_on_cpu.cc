@@ -23,16 +23,20 @@ namespace stitch::testing::device_on_cpu {
 
 namespace {
 
-Device* installed = nullptr;
-
 struct Allocator final : c10::Allocator {
-  c10::DataPtr allocate(std::size_t bytes) const { return installed->allocate(bytes); }
-  c10::DataPtr allocate(std::size_t bytes) { return installed->allocate(bytes); }
-  c10::DeleterFnPtr raw_deleter() const override { return installed->free_memory(); }
+  c10::DataPtr allocate(std::size_t bytes) const { return double_device::allocate(bytes); }
+  c10::DataPtr allocate(std::size_t bytes) { return double_device::allocate(bytes); }
+  c10::DeleterFnPtr raw_deleter() const override { return &double_device::free_memory; }
   void copy_data(void* to, const void* from, std::size_t bytes) const {
     std::memcpy(to, from, bytes);
   }
 };
+
+using double_device::compute;
+using double_device::copy_tensor;
+using double_device::current_device;
+using double_device::free_memory;
+using double_device::make_current;
 
 const c10::DispatchKeySet kCudaKeys(c10::DispatchKey::CUDA);
 
@@ -48,7 +52,7 @@ at::Tensor over(c10::Storage storage, c10::DispatchKeySet keys, const at::Tensor
 // ---- operators
 
 int index_or_current(const c10::optional<at::Device>& device) {
-  return device ? indexed(*device).index() : installed->current();
+  return device ? indexed(*device).index() : current_device();
 }
 
 at::Tensor empty_memory_format(at::IntArrayRef sizes, c10::optional<at::ScalarType> dtype,
@@ -67,8 +71,8 @@ at::Tensor empty_strided(at::IntArrayRef sizes, at::IntArrayRef strides,
                                            dtype ? *dtype : at::kFloat);
 }
 
-at::Tensor& copy(at::Tensor& to, const at::Tensor& from, bool non_blocking) {
-  installed->copy(to, from, non_blocking);
+at::Tensor& copy_(at::Tensor& to, const at::Tensor& from, bool non_blocking) {
+  copy_tensor(to, from, non_blocking);
   return to;
 }
 
@@ -152,7 +156,7 @@ class Call {
     const c10::Device where = device_.value_or(indexed(c10::Device(c10::kCUDA)));
     std::exception_ptr thrown;
     bool ran = false;
-    installed->compute(op_.schema().name(), where, read_, written_, [&] {
+    compute(op_.schema().name(), where, read_, written_, [&] {
       const at::AutoDispatchBelowADInplaceOrView plain;
       ran = true;
       try {
@@ -207,7 +211,7 @@ class Call {
     }
     at::Tensor made = at::detail::empty_strided_generic(
         result.sizes(), result.strides(), allocator(), kCudaKeys, result.scalar_type());
-    if (made.numel() > 0) installed->put(made, result);
+    if (made.numel() > 0) copy_tensor(made, result, true);
     return made;
   }
 
@@ -279,15 +283,10 @@ TORCH_LIBRARY_IMPL(aten, SparseCUDA, m) {
 TORCH_LIBRARY_IMPL(aten, CUDA, m) {
   m.impl("empty.memory_format", TORCH_FN(empty_memory_format));
   m.impl("empty_strided", TORCH_FN(empty_strided));
-  m.impl("copy_", TORCH_FN(copy));
+  m.impl("copy_", TORCH_FN(copy_));
 }
 
 }  // namespace
-
-void install(Device& device) {
-  installed = &device;
-  c10::SetAllocator(c10::kCUDA, allocator());
-}
 
 c10::Allocator* allocator() {
   static auto* const made = new Allocator;
@@ -299,8 +298,8 @@ c10::Stream make_stream(c10::Device device, std::int64_t id) {
 }
 
 c10::Device indexed(c10::Device device) {
-  return {c10::kCUDA, device.has_index() ? device.index()
-                                         : static_cast<c10::DeviceIndex>(installed->current())};
+  return {c10::kCUDA,
+          device.has_index() ? device.index() : static_cast<c10::DeviceIndex>(current_device())};
 }
 
 at::Tensor as_cpu(const at::Tensor& tensor) {
@@ -317,10 +316,10 @@ void copy_on_cpu(const at::Tensor& to, const at::Tensor& from) {
   at::Tensor(to).copy_(from.expand(to.sizes()));
 }
 
-OnDevice::OnDevice(int device) : outer_(installed->current()) { installed->make_current(device); }
+OnDevice::OnDevice(int device) : outer_(current_device()) { make_current(device); }
 OnDevice::~OnDevice() {
   try {
-    installed->make_current(outer_);
+    make_current(outer_);
   } catch (...) {
     // The device has failed.
   }

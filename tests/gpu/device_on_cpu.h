@@ -9,34 +9,28 @@
 #include <string>
 #include <vector>
 
-// What the devices that tests make up for a libtorch without CUDA have in common: tensors on them
-// lie in memory of the host, and what libtorch computes with them it computes on the CPU.
+// What device_on_cpu.cc asks double_torch_device.cc for. Any thread.
+namespace stitch::testing::double_device {
+
+[[nodiscard]] int current_device();
+void make_current(int device);
+// Memory on the current device, or throws as libtorch does. What it returns has free_memory() as
+// its deleter.
+[[nodiscard]] c10::DataPtr allocate(std::size_t bytes);
+void free_memory(void* data);
+// Copies in the order of the current stream of `to`'s device, or of `from`'s where `to` is on the
+// CPU.
+void copy_tensor(const at::Tensor& to, const at::Tensor& from, bool non_blocking);
+// Runs `work` in the order of the current stream of `where`, and has it end. It uses the memory of
+// tensors on devices as_cpu().
+void compute(const std::string& name, c10::Device where, const std::vector<at::Tensor>& read,
+             const std::vector<at::Tensor>& written, const std::function<void()>& work);
+
+}  // namespace stitch::testing::double_device
+
+// What libtorch, which has no CUDA here, computes with tensors on the double's devices: they lie in
+// memory of the host, and it is computed on the CPU.
 namespace stitch::testing::device_on_cpu {
-
-// What each does in its own way. Lives as long as the process. Thread contract: any thread.
-class Device {
- public:
-  virtual ~Device() = default;
-  [[nodiscard]] virtual int current() const = 0;
-  virtual void make_current(int device) const = 0;
-  // Memory on the current device, or throws as libtorch does. What it returns has free_memory() as
-  // its deleter.
-  virtual c10::DataPtr allocate(std::size_t bytes) = 0;
-  [[nodiscard]] virtual c10::DeleterFnPtr free_memory() const = 0;
-  // Copies in the order of the current stream of `to`'s device, or of `from`'s where `to` is on the
-  // CPU.
-  virtual void copy(const at::Tensor& to, const at::Tensor& from, bool non_blocking) = 0;
-  // Runs `work` in the order of the current stream of `where`, and has it end. It uses the memory
-  // of tensors on devices as_cpu().
-  virtual void compute(const std::string& name, c10::Device where,
-                       const std::vector<at::Tensor>& read, const std::vector<at::Tensor>& written,
-                       const std::function<void()>& work) = 0;
-  // Puts what was computed into a new tensor.
-  virtual void put(const at::Tensor& made, const at::Tensor& result) = 0;
-};
-
-// Makes it the CUDA devices of libtorch, as far as memory and operators go. Once.
-void install(Device& device);
 
 [[nodiscard]] c10::Allocator* allocator();
 [[nodiscard]] c10::Stream make_stream(c10::Device device, std::int64_t id);

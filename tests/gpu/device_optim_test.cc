@@ -1,19 +1,15 @@
 // Optimizers whose parameters lie on devices, over the double of CUDA.
-#include <c10/core/StreamGuard.h>
 #include <unistd.h>
 
 #include <filesystem>
 
-#include "tests/gpu/device_tensors.h"
-#include "tests/gpu/direct_fixture.h"
-#include "tests/gpu/double_torch_device.h"
-#include "tests/support/world_test.h"
+#include "tests/gpu/device_test.h"
 
 namespace device_optim_test {  // its functions are registered under their full names
 namespace {
 
 namespace autograd = stitch::dist_autograd;
-namespace fake = stitch::testing::double_device;
+using namespace stitch::testing::device_names;  // NOLINT
 namespace optim = stitch::optim;
 using optim::DistributedOptimizer;
 using optim::OptionsOf;
@@ -23,10 +19,6 @@ using optim::SparseAdam;
 using optim::SparseAdamOptions;
 using optim::SparseSGD;
 using optim::SparseSGDOptions;
-using stitch::RRef;
-using stitch::testing::Cluster;
-using stitch::testing::device;
-using stitch::testing::error_of;
 using torch::optim::Adagrad;
 using torch::optim::AdagradOptions;
 using torch::optim::SGD;
@@ -36,8 +28,6 @@ using torch::optim::SGDOptions;
 
 constexpr std::int64_t kRows = 50;
 constexpr std::int64_t kColumns = 12;
-
-class DeviceOptimizer : public stitch::testing::DirectFixture {};
 
 at::Tensor first_rows(at::ScalarType type = at::kFloat) {
   at::manual_seed(3);
@@ -104,14 +94,14 @@ void expect_same_steps(const OptionsOf<Optimizer>& options, at::ScalarType type 
   }
 }
 
-TEST_F(DeviceOptimizer, StepsSparseGradientsAsLibtorchsOptimizersDo) {
+TEST(DeviceOptimizer, StepsSparseGradientsAsLibtorchsOptimizersDo) {
   expect_same_steps<SGD>(SGDOptions(0.05).momentum(0.5));
   expect_same_steps<Adagrad>(
       AdagradOptions(0.05).lr_decay(0.1).initial_accumulator_value(0.5).eps(1e-3));
   expect_same_steps<Adagrad>(AdagradOptions(0.05), at::kDouble, 1e-12);
 }
 
-TEST_F(DeviceOptimizer, StepsRowWiseOptimizersAsTheCpuDoes) {
+TEST(DeviceOptimizer, StepsRowWiseOptimizersAsTheCpuDoes) {
   expect_same_steps<SparseSGD>(SparseSGDOptions(0.05));
   expect_same_steps<SparseAdagrad>(
       SparseAdagradOptions(0.05).lr_decay(0.1).initial_accumulator_value(0.5));
@@ -146,7 +136,7 @@ void expect_to_go_on_from_a_checkpoint(const OptionsOf<Optimizer>& options) {
   EXPECT_TRUE(at::allclose(table.template rpc_sync<&Table::now>(), here.now(), 1e-5, 1e-5));
 }
 
-TEST_F(DeviceOptimizer, StepsAreOrderedWithTheStreamOfTheirCaller) {
+TEST(DeviceOptimizer, StepsAreOrderedWithTheStreamOfTheirCaller) {
   Cluster cluster(1);
   const c10::StreamGuard own(fake::pool_stream(device(0)));
   const at::Tensor parameter =
@@ -167,13 +157,13 @@ TEST_F(DeviceOptimizer, StepsAreOrderedWithTheStreamOfTheirCaller) {
   }
 }
 
-TEST_F(DeviceOptimizer, GoesOnFromACheckpoint) {
+TEST(DeviceOptimizer, GoesOnFromACheckpoint) {
   expect_to_go_on_from_a_checkpoint<Adagrad>(AdagradOptions(0.05).lr_decay(0.1));
   expect_to_go_on_from_a_checkpoint<SparseAdagrad>(SparseAdagradOptions(0.05).lr_decay(0.1));
   expect_to_go_on_from_a_checkpoint<SparseAdam>(SparseAdamOptions(0.05));
 }
 
-TEST_F(DeviceOptimizer, ALoadForWhichOneOwnerHasNoMemoryChangesNoOwner) {
+TEST(DeviceOptimizer, ALoadForWhichOneOwnerHasNoMemoryChangesNoOwner) {
   const Cluster cluster(3);
   const SparseAdagradOptions options(0.05);
   std::vector<RRef<Table>> tables;
@@ -208,7 +198,7 @@ TEST_F(DeviceOptimizer, ALoadForWhichOneOwnerHasNoMemoryChangesNoOwner) {
     EXPECT_TRUE(at::allclose(table.rpc_sync<&Table::now>(), here.now(), 1e-5, 1e-5));
 }
 
-TEST_F(DeviceOptimizer, SavesStateThatHasNoPlaceOnDevicesHere) {
+TEST(DeviceOptimizer, SavesStateThatHasNoPlaceOnDevicesHere) {
   const Cluster cluster(2, [](stitch::Options& options) {
     if (options.rank == 0) options.device_maps["worker1"] = {{"cuda:0", "cuda:0"}};
   });

@@ -1,30 +1,15 @@
 // Nodes of the CPU and of each device run side by side, those of one device one at a time. Over
-// fake devices.
+// the double of CUDA.
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include "tests/gpu/device_tensors.h"
-#include "tests/gpu/fake_torch_device.h"
-#include "tests/support/world_test.h"
+#include "tests/gpu/device_test.h"
 
 namespace device_strands_test {  // its functions are registered under their full names
 namespace {
 
-using namespace std::chrono_literals;
-using stitch::Error;
-using stitch::ErrorCode;
-using stitch::Options;
-using stitch::rpc_sync;
-using stitch::dist_autograd::Context;
-using stitch::testing::all_are;
-using stitch::testing::Cluster;
-using stitch::testing::device;
-using stitch::testing::error_of;
-using stitch::testing::eventually;
+using namespace stitch::testing::device_names;  // NOLINT
 using stitch::testing::Gate;
-using stitch::testing::has_text;
-using stitch::testing::holds;
-namespace fake = stitch::testing::fake_device;
 
 // What the backward of a node does, by its number.
 std::map<std::int64_t, std::function<void()>> actions;
@@ -44,10 +29,7 @@ struct Acts : torch::autograd::Function<Acts> {
 
 class DeviceStrands : public ::testing::Test {
  protected:
-  void TearDown() override {
-    actions.clear();
-    EXPECT_EQ(fake::take_violations(), std::vector<std::string>{});
-  }
+  void TearDown() override { actions.clear(); }
   // A loss with a node of the device (-1: the CPU) whose backward does that.
   static at::Tensor acting(const at::Tensor& leaf, std::function<void()> action) {
     const auto number = static_cast<std::int64_t>(actions.size());
@@ -236,28 +218,6 @@ TEST_F(DeviceStrands, ShutdownIsRefusedInsideANodeOfADevice) {
   const Context context;
   context.backward({loss});
   EXPECT_TRUE(holds(context.gradient(parameter), 1, 1));
-}
-
-TEST_F(DeviceStrands, ChainsThatChangeBetweenDevicesAndWorkersEqualThoseOnTheCpu) {
-  Cluster cluster(2);
-  for (int round = 0; round < 20; ++round) {
-    const at::Tensor start = at::rand({4}).requires_grad_();
-    const at::Tensor alone = start.detach().clone().requires_grad_();
-    const Context context;
-    at::Tensor value = start;
-    at::Tensor expected = alone;
-    for (int i = 0; i < 12; ++i) {
-      const int to = (i * 7 + round) % 5 - 1;
-      value = (to < 0 ? value.cpu() : value.to(device(to))) * ((i + 1) * 0.25);
-      expected = expected * ((i + 1) * 0.25);
-      if (i % 4 != 3) continue;
-      value = rpc_sync<times_two>("worker1", value) + value;
-      expected = expected * 3;
-    }
-    context.backward({value.sum()});
-    const auto gradient = torch::autograd::grad({expected.sum()}, {alone});
-    EXPECT_TRUE(at::allclose(context.gradient(start), gradient[0]));
-  }
 }
 
 }  // namespace

@@ -2,9 +2,11 @@
 
 #include <ATen/ATen.h>
 
+#include <cstdint>
 #include <string>
 
 #include "stitch/rpc/worker.h"
+#include "tests/support/eventually.h"
 
 // Tensors on the devices that tests make up.
 namespace stitch::testing {
@@ -29,6 +31,17 @@ namespace stitch::testing {
 // Tensors of worker 0 on cuda:0 are on cuda:1 at worker 1.
 inline void worker0_maps(Options& options) {
   if (options.rank == 0) options.device_maps["worker1"] = {{"cuda:0", "cuda:1"}};
+}
+
+// A number of debug_info(); 0 where there is none of that name.
+[[nodiscard]] inline std::int64_t count(Worker& worker, const std::string& key) {
+  const auto numbers = worker.debug_info();
+  const auto found = numbers.find(key);
+  return found == numbers.end() ? 0 : found->second;
+}
+// Waits until what this worker sends has ended, and so is counted: an answer may be here before.
+[[nodiscard]] inline bool all_is_counted(Worker& worker) {
+  return eventually([&] { return count(worker, "gpu.transfers_sending") == 0; });
 }
 
 }  // namespace stitch::testing

@@ -1,24 +1,13 @@
 // Distributed autograd whose tensors and gradients go from device to device by transfers, over the
 // double of CUDA and NCCL.
-#include "tests/gpu/device_tensors.h"
-#include "tests/gpu/direct_fixture.h"
-#include "tests/gpu/double_torch_device.h"
-#include "tests/support/world_test.h"
+#include "tests/gpu/device_test.h"
 
 namespace direct_autograd_test {  // its functions are registered under their full names
 namespace {
 
-using stitch::Options;
-using stitch::testing::all_is_counted;
-using stitch::testing::Cluster;
-using stitch::testing::count;
-using stitch::testing::device;
-using stitch::testing::worker0_maps;
-namespace fake = stitch::testing::double_device;
+using namespace stitch::testing::device_names;  // NOLINT
 
 [[maybe_unused]] const bool installed = fake::install();
-
-class DirectGradients : public stitch::testing::DirectFixture {};
 
 struct Layer {
   at::Tensor weight;
@@ -27,7 +16,7 @@ struct Layer {
   at::Tensor forward(const at::Tensor& input) { return at::tanh(input.mm(weight)); }
 };
 
-TEST_F(DirectGradients, OverTransfersEqualThoseOfOneProcessOnTheCpu) {
+TEST(DirectGradients, OverTransfersEqualThoseOfOneProcessOnTheCpu) {
   constexpr std::int64_t kWidth = 160;  // 100 KiB a matrix: a transfer
   struct Case {
     bool apart;
@@ -64,41 +53,6 @@ TEST_F(DirectGradients, OverTransfersEqualThoseOfOneProcessOnTheCpu) {
     ASSERT_TRUE(all_is_counted(cluster[1]));
     // A result and a gradient.
     EXPECT_GT(sent("staging") + sent("nccl") + sent("peer"), 1);
-  }
-}
-
-// As near to the oracle as numbers of the narrower type are to each other: tolerances of this test
-// alone.
-TEST_F(DirectGradients, ThatTravelAsANarrowerTypeAreAsNearAsThatTypeAllows) {
-  constexpr std::int64_t kWidth = 160;
-  struct Case {
-    const char* device;
-    double step;  // between 1 and the next number
-  };
-  for (const auto [there, step] : {Case{"cuda:1/bf16", 0x1p-7}, Case{"cuda:1/fp16", 0x1p-10}}) {
-    Cluster cluster(2, [&, there = there](Options& options) {
-      if (options.rank == 0) options.device_maps["worker1"] = {{"cuda:0", there}};
-    });
-    at::manual_seed(7);
-    const at::Tensor input = at::randn({kWidth, kWidth}) / 12;
-    const at::Tensor second = at::randn({kWidth, kWidth}) / 12;
-    const at::Tensor cpu_input = input.clone().requires_grad_();
-    at::tanh(at::tanh(cpu_input).mm(second)).sum().backward();
-
-    const at::Tensor device_input = input.to(device(0)).requires_grad_();
-    const auto layer = stitch::remote<Layer>("worker1", second.to(device(0)));
-    const stitch::dist_autograd::Context context;
-    const at::Tensor output = layer.rpc_sync<&Layer::forward>(at::tanh(device_input));
-    context.backward({output.sum()});
-    const at::Tensor gradient = context.gradients().at(device_input);
-    EXPECT_EQ(gradient.scalar_type(), at::kFloat);
-    EXPECT_EQ(gradient.device(), device(0));
-    // Rounded: the weight, the argument and its gradient; and the result, whose gradient is 1.
-    const auto error = (gradient.cpu() - cpu_input.grad()).norm().item<double>() /
-                       cpu_input.grad().norm().item<double>();
-    EXPECT_LT(error, step);
-    EXPECT_GT(error, step / 64) << "nothing was rounded";
-    EXPECT_EQ(count(cluster[1], "gpu.sent_cast"), 2);  // a result and a gradient
   }
 }
 

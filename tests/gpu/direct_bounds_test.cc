@@ -1,53 +1,28 @@
-// One file, though long: what messages with transfers count at both ends, what becomes of those
-// that have no place, and what their devices are asked for. Nothing of them is left, shutdown waits
-// for nothing, and no capture ends. Over the double of CUDA and NCCL.
-#include <c10/core/StreamGuard.h>
+// What messages with transfers count at both ends, what becomes of those that have no place, and
+// what their devices are asked for. Nothing of them is left, shutdown waits for nothing, and no
+// capture ends. Over the double of CUDA and NCCL.
 
 #include <future>
 
 #include "stitch/base/callback_scope.h"
 #include "stitch/rpc/gpu/device_bridge.h"
-#include "tests/gpu/double_torch_device.h"
+#include "tests/gpu/device_test.h"
 #include "tests/support/no_more_threads.h"
-#include "tests/support/world_test.h"
 
 namespace direct_bounds_test {  // its functions are registered under their full names
 namespace {
 
-using namespace std::chrono_literals;
-using stitch::Error;
-using stitch::ErrorCode;
-using stitch::Future;
-using stitch::on;
-using stitch::Options;
-using stitch::rpc_async;
-using stitch::rpc_sync;
+using namespace stitch::testing::device_names;  // NOLINT
 using stitch::WorkerInfo;
 using stitch::rpc::PeerBudget;
 using stitch::rpc::PeerFlow;
-using stitch::rpc::TransferSection;
-using stitch::testing::Cluster;
-using stitch::testing::error_of;
-using stitch::testing::eventually;
-using stitch::testing::has_text;
-namespace fake = stitch::testing::double_device;
 namespace wire = stitch::rpc::wire;
 
 constexpr std::int64_t kOwn = 300'000;  // floats: a transfer of its own
 constexpr std::size_t kMegabyte = std::size_t{1} << 20;
 
 at::Tensor cuda(int index, float value, std::int64_t size = kOwn) {
-  return at::full({size}, value,
-                  at::TensorOptions(at::kFloat)
-                      .device(at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(index))));
-}
-bool holds(const at::Tensor& tensor, float value) {
-  return at::all(tensor.cpu() == value).item<bool>();
-}
-std::int64_t count(stitch::Worker& worker, const std::string& key) {
-  const auto numbers = worker.debug_info();
-  const auto found = numbers.find(key);
-  return found == numbers.end() ? 0 : found->second;
+  return filled(index, value, {size});
 }
 at::Tensor same(at::Tensor tensor) { return tensor; }
 at::Tensor twice(const at::Tensor& tensor) { return tensor * 2; }
@@ -108,13 +83,6 @@ class DirectBounds : public ::testing::Test {
     taken = 0;
     without_tensors = 0;
   }
-  void TearDown() override {
-    fake::workers_are_processes(false);
-    EXPECT_EQ(fake::take_violations(), "");
-  }
-  static void maps(Options& options) {
-    if (options.rank == 0) options.device_maps["worker1"] = {{"cuda:0", "cuda:1"}};
-  }
   static void expect_nothing_left(Cluster& cluster) {
     for (int i = 0; i < cluster.size(); ++i) {
       EXPECT_TRUE(eventually([&] { return count(cluster[i], "gpu.transfers_sending") == 0; })) << i;
@@ -150,7 +118,7 @@ class DirectBounds : public ::testing::Test {
         EXPECT_TRUE(has_text(error_of([&] { static_cast<void>(call.get()); }),
                              ErrorCode::overloaded, limit));
       } else {
-        EXPECT_TRUE(holds(call.get(), 7));
+        EXPECT_TRUE(all_are(call.get(), 7));
       }
     }
     EXPECT_EQ(failed, refused);
@@ -162,27 +130,27 @@ TEST_F(DirectBounds, RequestsThatAreRefusedForTheirNumberLeaveNothingBehind) {
   for (const bool apart : {false, true}) {
     fake::workers_are_processes(apart);
     Cluster cluster(2, [](Options& options) {
-      maps(options);
+      worker0_maps(options);
       if (options.rank == 1) options.max_inflight_calls = 1;
     });
     expect_refused(cluster, 6, 2, "max_inflight_calls 1");
-    EXPECT_TRUE(holds(rpc_sync<twice>("worker1", cuda(0, 4)), 8));
+    EXPECT_TRUE(all_are(rpc_sync<twice>("worker1", cuda(0, 4)), 8));
   }
 }
 
 TEST_F(DirectBounds, RequestsCountWhatComesBesideThem) {
   Cluster cluster(2, [](Options& options) {
-    maps(options);
+    worker0_maps(options);
     if (options.rank == 1) options.max_inflight_bytes = 2 * kMegabyte;
   });
   expect_refused(cluster, 10, 2, "max_inflight_bytes 2097152");
-  EXPECT_TRUE(holds(rpc_sync<twice>("worker1", cuda(0, 4)), 8));
+  EXPECT_TRUE(all_are(rpc_sync<twice>("worker1", cuda(0, 4)), 8));
 }
 
 TEST_F(DirectBounds, OneWayRequestsGiveBackWhatCameBesideThem) {
   constexpr int kCalls = 30;
   Cluster cluster(2, [](Options& options) {
-    maps(options);
+    worker0_maps(options);
     options.max_inflight_bytes = 8 * kMegabyte;
   });
   for (int i = 0; i < kCalls; ++i)
@@ -193,7 +161,7 @@ TEST_F(DirectBounds, OneWayRequestsGiveBackWhatCameBesideThem) {
 
 // Until it is stored its transfer has not ended: its sender, which waits for that, does not leave.
 TEST_F(DirectBounds, AResultCountsUntilItHasBeenDealtWith) {
-  Cluster cluster(2, maps);
+  Cluster cluster(2, worker0_maps);
   const std::string key = "rpc.peer.worker0.replies_unwritten_bytes";
   const c10::StreamGuard mine(fake::pool_stream(at::Device(at::kCUDA, 0)));
   const at::Tensor into = cuda(0, 1);
@@ -208,13 +176,13 @@ TEST_F(DirectBounds, AResultCountsUntilItHasBeenDealtWith) {
   EXPECT_GE(count(cluster[1], key), 4 * kOwn);
   EXPECT_GT(count(cluster[1], "gpu.transfers_sending"), 0);
   fake::gpu().open_gate(gate);
-  EXPECT_TRUE(holds(result.get(), 8));
+  EXPECT_TRUE(all_are(result.get(), 8));
   EXPECT_TRUE(eventually([&] { return count(cluster[1], key) == 0; }));
 }
 
 TEST_F(DirectBounds, FramesThatNameTransfersAreHeldUpToTheLimit) {
   Cluster cluster(2, [](Options& options) {
-    maps(options);
+    worker0_maps(options);
     if (options.rank == 1) options.max_inflight_bytes = 4 * kMegabyte;
   });
   for (int i = 0; i < 5; ++i) send_named(cluster, kOwnFrame);
@@ -226,7 +194,7 @@ TEST_F(DirectBounds, FramesThatNameTransfersAreHeldUpToTheLimit) {
 }
 
 TEST_F(DirectBounds, AResultThatNoCallWaitsForIsNotWaitedFor) {
-  Cluster cluster(2, maps);
+  Cluster cluster(2, worker0_maps);
   const auto received = count(cluster[1], "rpc.messages_received");
   for (int i = 0; i < 5; ++i) send_named(cluster, wire::kReply);
   EXPECT_TRUE(
@@ -235,11 +203,11 @@ TEST_F(DirectBounds, AResultThatNoCallWaitsForIsNotWaitedFor) {
 }
 
 TEST_F(DirectBounds, WithoutAThreadThatWaitsForDevicesTheCallFails) {
-  Cluster cluster(3, maps);
+  Cluster cluster(3, worker0_maps);
   // The lanes of both devices have their threads, and worker 0 that which waits.
   for (const int index : {0, 1}) {
-    EXPECT_TRUE(holds(rpc_sync<twice>("worker2", cuda(index, 3)), 6));
-    EXPECT_TRUE(holds(cluster[2].rpc_sync<twice>("worker0", cuda(index, 3)), 6));
+    EXPECT_TRUE(all_are(rpc_sync<twice>("worker2", cuda(index, 3)), 6));
+    EXPECT_TRUE(all_are(cluster[2].rpc_sync<twice>("worker0", cuda(index, 3)), 6));
   }
   const at::Tensor tensor = cuda(0, 4);
   {
@@ -248,7 +216,7 @@ TEST_F(DirectBounds, WithoutAThreadThatWaitsForDevicesTheCallFails) {
     EXPECT_TRUE(has_text(error, ErrorCode::overloaded, "a thread that waits for devices"));
   }
   expect_nothing_left(cluster);
-  EXPECT_TRUE(holds(rpc_sync<twice>("worker1", tensor), 8));
+  EXPECT_TRUE(all_are(rpc_sync<twice>("worker1", tensor), 8));
 }
 
 TEST(TransferCounts, OfLargeTensorsAreHalfOfTheLimitAtMost) {
@@ -290,40 +258,44 @@ TEST(GateWatches, WhatTheyHandOverCountsUntilItHasBeenTaken) {
   EXPECT_TRUE(eventually([&] { return watch.waiting() == 0; }));
 }
 
-// By the program, on another thread and in CUDA's default mode.
+// Captures a stream of cuda:1 into a graph while it lives, as a program does on another thread and
+// in CUDA's default mode.
+class Capture {
+ public:
+  Capture() { fake::gpu().set_capturing(0, stream_, true); }
+  ~Capture() {
+    EXPECT_EQ(fake::take_violations(), "");
+    fake::gpu().set_capturing(0, stream_, false);
+  }
+  Capture(const Capture&) = delete;
+  Capture& operator=(const Capture&) = delete;
+
+ private:
+  const stitch::transport::gpu::cuda::Stream stream_ =
+      static_cast<stitch::transport::gpu::cuda::Stream>(
+          stitch::rpc::device_bridge()->raw(fake::pool_stream({c10::kCUDA, 1})));
+};
+
 TEST_F(DirectBounds, AskingADeviceEndsNoCapture) {
-  const c10::Stream captured = fake::pool_stream({c10::kCUDA, 1});
   const c10::Stream busy = fake::pool_stream({c10::kCUDA, 0});
-  const int gate = fake::gpu().make_gate();
-  fake::hold(busy, gate);
-  const auto raw = static_cast<stitch::transport::gpu::cuda::Stream>(
-      stitch::rpc::device_bridge()->raw(captured));
   stitch::rpc::DeviceGate waits;
-  fake::gpu().set_capturing(0, raw, true);
-  waits.add(busy);
-  EXPECT_FALSE(waits.open());
-  EXPECT_EQ(fake::take_violations(), "");
-  fake::gpu().set_capturing(0, raw, false);
-  fake::gpu().open_gate(gate);
+  {
+    const fake::Hold hold(busy);
+    const Capture capture;
+    waits.add(busy);
+    EXPECT_FALSE(waits.open());
+  }
   EXPECT_TRUE(eventually([&] { return waits.open(); }));
 }
 
 TEST_F(DirectBounds, StreamsOfHandlersEndNoCapture) {
   const c10::Device here(c10::kCUDA, 0);
-  const c10::Stream captured = fake::pool_stream({c10::kCUDA, 1});
-  const c10::Stream busy = c10::impl::VirtualGuardImpl(c10::kCUDA).getDefaultStream(here);
-  const int gate = fake::gpu().make_gate();
-  fake::hold(busy, gate);
-  const auto raw = static_cast<stitch::transport::gpu::cuda::Stream>(
-      stitch::rpc::device_bridge()->raw(captured));
   stitch::rpc::note_device_in_use(here);
-  fake::gpu().set_capturing(0, raw, true);
+  const fake::Hold hold(fake::default_stream(here));
+  const Capture capture;
   const auto streams = stitch::rpc::StreamSet::from_pool();
   ASSERT_TRUE(streams);
   streams->wait_for_default();
-  EXPECT_EQ(fake::take_violations(), "");
-  fake::gpu().set_capturing(0, raw, false);
-  fake::gpu().open_gate(gate);
 }
 
 TEST_F(DirectBounds, ServingACallEndsNoCapture) {
@@ -331,19 +303,16 @@ TEST_F(DirectBounds, ServingACallEndsNoCapture) {
   const Cluster cluster(2);
   const at::Tensor tensor = cuda(0, 1, 8);
   rpc_sync<take>("worker1", tensor);  // what is made once is there
-  const auto raw = static_cast<stitch::transport::gpu::cuda::Stream>(
-      stitch::rpc::device_bridge()->raw(fake::pool_stream({c10::kCUDA, 2})));
   const c10::StreamGuard own(fake::pool_stream(here));
   const int before = taken;
-  const int gate = fake::gpu().make_gate();
-  // What the handler's stream waits for.
-  fake::hold(c10::impl::VirtualGuardImpl(c10::kCUDA).getDefaultStream(here), gate);
-  fake::gpu().set_capturing(0, raw, true);
-  const auto done = rpc_async<take>("worker1", tensor);
-  EXPECT_TRUE(eventually([&] { return taken == before + 1; }));
-  EXPECT_EQ(fake::take_violations(), "");
-  fake::gpu().set_capturing(0, raw, false);
-  fake::gpu().open_gate(gate);
+  Future<void> done;
+  {
+    // What the handler's stream waits for.
+    const fake::Hold hold(fake::default_stream(here));
+    const Capture capture;
+    done = rpc_async<take>("worker1", tensor);
+    EXPECT_TRUE(eventually([&] { return taken == before + 1; }));
+  }
   done.get();
 }
 

@@ -1,26 +1,13 @@
 // Tensors that travel as a narrower type from device to device, by each path, over the double of
 // CUDA and NCCL: what arrives depends on no path.
-#include "tests/gpu/device_tensors.h"
-#include "tests/gpu/direct_fixture.h"
-#include "tests/gpu/double_torch_device.h"
-#include "tests/support/world_test.h"
+#include "tests/gpu/device_test.h"
 
 namespace direct_cast_test {  // its functions are registered under their full names
 namespace {
 
-using stitch::Options;
-using stitch::rpc_sync;
-using stitch::testing::all_is_counted;
-using stitch::testing::Cluster;
-using stitch::testing::count;
-using stitch::testing::device;
-using stitch::testing::eventually;
-using stitch::testing::rounded;
-namespace fake = stitch::testing::double_device;
+using namespace stitch::testing::device_names;  // NOLINT
 
 std::vector<at::Tensor> all_same(std::vector<at::Tensor> tensors) { return tensors; }
-
-class DirectCasts : public stitch::testing::DirectFixture {};
 
 // Small ones, packed; a large one; strided, expanded; others than floats.
 std::vector<at::Tensor> samples() {
@@ -59,7 +46,7 @@ struct Way {
 };
 void PrintTo(const Way& way, std::ostream* out) { *out << way.path; }
 
-class DirectCastsBy : public DirectCasts, public ::testing::WithParamInterface<Way> {};
+class DirectCastsBy : public ::testing::TestWithParam<Way> {};
 
 TEST_P(DirectCastsBy, ArriveRoundedOnce) {
   const Way& way = GetParam();
@@ -90,7 +77,7 @@ INSTANTIATE_TEST_SUITE_P(Paths, DirectCastsBy,
                                            Way{"nccl", true, "cuda:1"}),
                          [](const auto& info) { return std::string(info.param.path); });
 
-TEST_F(DirectCasts, AreHandedOverRoundedAndTheirSenderKeepsWhatItHas) {
+TEST(DirectCasts, AreHandedOverRoundedAndTheirSenderKeepsWhatItHas) {
   Cluster cluster(1, [](Options& options) {
     options.device_maps["worker0"] = {{"cuda:0", "cuda:0/bf16"}};
   });
@@ -101,7 +88,7 @@ TEST_F(DirectCasts, AreHandedOverRoundedAndTheirSenderKeepsWhatItHas) {
   EXPECT_TRUE(at::equal(tensor.cpu(), before));
 }
 
-TEST_F(DirectCasts, ArePackedAndTakeHalfTheBytes) {
+TEST(DirectCasts, ArePackedAndTakeHalfTheBytes) {
   Cluster cluster(2, [](Options& options) {
     if (options.rank == 0) options.device_maps["worker1"] = {{"cuda:0", "cuda:1/bf16"}};
   });

@@ -1,30 +1,18 @@
 // Transfers of workers that join, die in mid-transfer and come back, and over connections that
 // break. Over the double of CUDA and NCCL.
-#include "tests/gpu/device_tensors.h"
-#include "tests/gpu/direct_fixture.h"
-#include "tests/gpu/double_torch_device.h"
-#include "tests/support/world_test.h"
+#include "tests/gpu/device_test.h"
 
 namespace direct_lives_test {  // its functions are registered under their full names
 namespace {
 
-using namespace std::chrono_literals;
-using stitch::Future;
-using stitch::on;
-using stitch::Options;
+using namespace stitch::testing::device_names;  // NOLINT
 using stitch::Worker;
-using stitch::testing::Cluster;
-using stitch::testing::count;
-using stitch::testing::eventually;
-using stitch::testing::holds;
-namespace fake = stitch::testing::double_device;
-namespace cuda_api = stitch::transport::gpu::cuda;
 
 constexpr std::int64_t kOwn = 300'000;       // floats: a transfer of its own
 constexpr std::int64_t kChunks = 1'600'000;  // floats: four chunks by staging
 
 at::Tensor cuda(int index, float value, std::int64_t size = kOwn) {
-  return stitch::testing::filled(index, value, {size});
+  return filled(index, value, {size});
 }
 int next(int number) { return number + 1; }
 at::Tensor twice(const at::Tensor& tensor) { return tensor * 2; }
@@ -36,7 +24,7 @@ at::Tensor twice_counted(const at::Tensor& tensor) {
 }
 
 // Workers of one store. What "a" and "c" send from cuda:0, "b" gets on cuda:1, or where it was.
-class DirectLives : public stitch::testing::DirectFixture {
+class DirectLives : public ::testing::Test {
  protected:
   Worker start(const std::string& name, bool map = true) const {
     Options options{.name = name,
@@ -89,14 +77,13 @@ TEST_F(DirectLives, AThreadThatReadsWaitsForNoDevice) {
   // Its result returns by the inverse of the map, from cuda:1 to cuda:0.
   const auto small = [&] { return a.rpc_async<twice>("b", on("cuda:1", at::ones({10}))); };
   EXPECT_TRUE(holds(small().get(), 0, 2));  // what is made once has been made
-  const int gate = fake::gpu().make_gate();
-  fake::hold(fake::pool_stream({c10::kCUDA, 1}), gate);
+  fake::Hold hold(fake::pool_stream({c10::kCUDA, 1}));
   fake::gpu().set_sync_on_alloc(true);
   auto late = small();
   EXPECT_EQ(a.rpc_sync<next>({.to = "b", .timeout = 5s}, 3), 4);
   EXPECT_FALSE(late.ready());
   fake::gpu().set_sync_on_alloc(false);
-  fake::gpu().open_gate(gate);
+  hold.release();
   EXPECT_TRUE(holds(late.get(), 0, 2));
 }
 

@@ -2,34 +2,19 @@
 // double of CUDA and NCCL.
 #include <cstdlib>
 
-#include "tests/gpu/double_torch_device.h"
-#include "tests/support/world_test.h"
+#include "tests/gpu/device_test.h"
 
 namespace direct_security_test {  // its functions are registered under their full names
 namespace {
 
 using stitch::Encryption;
-using stitch::Options;
-using stitch::rpc_sync;
-using stitch::testing::Cluster;
-using stitch::testing::eventually;
-namespace fake = stitch::testing::double_device;
+using namespace stitch::testing::device_names;  // NOLINT
 
 at::Tensor twice(const at::Tensor& tensor) { return tensor * 2; }
 
-std::int64_t count(stitch::Worker& worker, const std::string& key) {
-  const auto numbers = worker.debug_info();
-  const auto found = numbers.find(key);
-  return found == numbers.end() ? 0 : found->second;
-}
-
 class DirectSecurity : public ::testing::Test {
  protected:
-  void TearDown() override {
-    ::unsetenv("STITCH_INSECURE");
-    fake::workers_are_processes(false);
-    EXPECT_EQ(fake::take_violations(), "");
-  }
+  ~DirectSecurity() override { ::unsetenv("STITCH_INSECURE"); }
   // Calls of two such workers: until one has gone by NCCL, or many that all go by staging.
   static void expect_nccl(bool expected, const std::string& secret, std::optional<Encryption> how,
                           bool on_hosts = true) {
@@ -37,12 +22,11 @@ class DirectSecurity : public ::testing::Test {
     Cluster cluster(2, [&](Options& options) {
       options.secret = secret;
       options.encryption = how;
-      if (options.rank == 0) options.device_maps["worker1"] = {{"cuda:0", "cuda:1"}};
+      worker0_maps(options);
     });
     const auto call = [] {
-      const at::Tensor tensor =
-          at::full({300'000}, 3, at::TensorOptions(at::kFloat).device("cuda:0"));
-      EXPECT_TRUE(at::all(rpc_sync<twice>("worker1", tensor).cpu() == 6).item<bool>());
+      const at::Tensor tensor = filled(0, 3, {300'000});
+      EXPECT_TRUE(holds(rpc_sync<twice>("worker1", tensor), 0, 6));
     };
     const auto opened = fake::gpu().calls("nccl_comm_init_rank_config");
     const std::string sent = "gpu.sent_messages.";

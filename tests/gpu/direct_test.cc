@@ -1,36 +1,14 @@
 // Calls whose tensors go from device to device by transfers, over the double of CUDA and NCCL: each
 // path, streams on both sides, what does not fit. Every access that nothing puts in order
 // is a violation.
-#include <c10/core/StreamGuard.h>
 
 #include "stitch/rpc/gpu/device_bridge.h"
-#include "tests/gpu/device_tensors.h"
-#include "tests/gpu/direct_fixture.h"
-#include "tests/gpu/double_torch_device.h"
-#include "tests/support/world_test.h"
+#include "tests/gpu/device_test.h"
 
 namespace direct_test {  // its functions are registered under their full names
 namespace {
 
-using namespace std::chrono_literals;
-using stitch::ErrorCode;
-using stitch::Future;
-using stitch::on;
-using stitch::Options;
-using stitch::rpc_async;
-using stitch::rpc_sync;
-using stitch::testing::all_is_counted;
-using stitch::testing::Cluster;
-using stitch::testing::count;
-using stitch::testing::device;
-using stitch::testing::error_of;
-using stitch::testing::eventually;
-using stitch::testing::filled;
-using stitch::testing::has_text;
-using stitch::testing::holds;
-using stitch::testing::worker0_maps;
-namespace fake = stitch::testing::double_device;
-namespace cuda_api = stitch::transport::gpu::cuda;
+using namespace stitch::testing::device_names;  // NOLINT
 
 [[maybe_unused]] const bool installed = fake::install();
 
@@ -44,9 +22,7 @@ at::Tensor same(at::Tensor tensor) { return tensor; }
 std::vector<at::Tensor> all_same(std::vector<at::Tensor> tensors) { return tensors; }
 at::Tensor twice(const at::Tensor& tensor) { return tensor * 2; }
 
-class DirectTensors : public stitch::testing::DirectFixture {};
-
-TEST_F(DirectTensors, WithinAProcessTensorsAreCopiedOnTheirDeviceOrFromDeviceToDevice) {
+TEST(DirectTensors, WithinAProcessTensorsAreCopiedOnTheirDeviceOrFromDeviceToDevice) {
   Cluster cluster(2, [](Options& options) {
     if (options.rank == 0)
       options.device_maps["worker1"] = {{"cuda:0", "cuda:1"}, {"cuda:2", "cuda:2"}};
@@ -68,7 +44,7 @@ TEST_F(DirectTensors, WithinAProcessTensorsAreCopiedOnTheirDeviceOrFromDeviceToD
   EXPECT_EQ(count(cluster[1], "gpu.received_bytes.peer.worker0.cuda:1"), messages * kOwn * 4);
 }
 
-TEST_F(DirectTensors, BetweenProcessesTheyGoByStagingAndThenByNccl) {
+TEST(DirectTensors, BetweenProcessesTheyGoByStagingAndThenByNccl) {
   fake::workers_are_processes(true);
   Cluster cluster(2, worker0_maps);
   EXPECT_TRUE(holds(rpc_sync<twice>("worker1", cuda(0, 3, {kOwn})), 0, 6));
@@ -81,25 +57,7 @@ TEST_F(DirectTensors, BetweenProcessesTheyGoByStagingAndThenByNccl) {
   }));
 }
 
-TEST_F(DirectTensors, BetweenProcessesOnOneDeviceTheyGoByStaging) {
-  fake::workers_are_processes(true);
-  Cluster cluster(2);
-  const auto opened = fake::gpu().calls("nccl_comm_init_rank_config");
-  const at::Tensor matrix = at::arange(300 * 400, at::kFloat).reshape({300, 400}).to(device(0));
-  const std::vector<at::Tensor> tensors{matrix.t(), cuda(0, 7, {10}), cuda(0, 8, {5'000'000}),
-                                        matrix.slice(1, 0, 400, 3)};
-  for (int i = 0; i < 3; ++i) {
-    const auto results = rpc_sync<all_same>("worker1", tensors);
-    ASSERT_EQ(results.size(), tensors.size());
-    for (std::size_t k = 0; k < tensors.size(); ++k)
-      EXPECT_TRUE(at::equal(results[k].cpu(), tensors[k].cpu())) << k;
-  }
-  ASSERT_TRUE(all_is_counted(cluster[0]));
-  EXPECT_EQ(count(cluster[0], "gpu.sent_messages.staging.worker1.cuda:0"), 3 * 2);
-  EXPECT_EQ(fake::gpu().calls("nccl_comm_init_rank_config"), opened);
-}
-
-TEST_F(DirectTensors, WhatNothingElseRefersToIsHandedOver) {
+TEST(DirectTensors, WhatNothingElseRefersToIsHandedOver) {
   Cluster cluster(1);
   ASSERT_TRUE(eventually([&] {
     EXPECT_TRUE(holds(rpc_sync<same>("worker0", cuda(0, 1)), 0, 1));
@@ -134,7 +92,7 @@ at::Tensor one_more(at::Tensor tensor) {
   return tensor;
 }
 
-TEST_F(DirectTensors, WhatTheCallersStreamStillReadsIsNotHandedOver) {
+TEST(DirectTensors, WhatTheCallersStreamStillReadsIsNotHandedOver) {
   Cluster cluster(1);
   ASSERT_TRUE(eventually([&] {
     EXPECT_TRUE(holds(rpc_sync<same>("worker0", cuda(0, 1)), 0, 1));
@@ -143,43 +101,42 @@ TEST_F(DirectTensors, WhatTheCallersStreamStillReadsIsNotHandedOver) {
   const c10::Stream stream = fake::pool_stream(device(0));
   const c10::StreamGuard mine(stream);
   const int written = fake::gpu().make_gate();
-  const int read = fake::gpu().make_gate();
   at::Tensor tensor = cuda(0, 5, {kOwn});
   const at::Tensor copy = at::empty_like(tensor);
   fake::fill_later(tensor, 7, written);
   const auto result = rpc_async<one_more>("worker0", tensor);
-  fake::hold(stream, read);
+  fake::Hold reading(stream);
   at::Tensor(copy).copy_(tensor, true);
   tensor = at::Tensor();
   fake::gpu().open_gate(written);
   const at::Tensor more = result.get();
-  fake::gpu().open_gate(read);
+  reading.release();
   EXPECT_TRUE(holds(more, 0, 8));
   EXPECT_TRUE(holds(copy, 0, 7));
 }
 
-TEST_F(DirectTensors, ATensorOfAnotherStreamMayBeDroppedOnceTheCallIsMade) {
+TEST(DirectTensors, ATensorOfAnotherStreamMayBeDroppedOnceTheCallIsMade) {
   Cluster cluster(2, worker0_maps);
   for (const std::int64_t size : {kLarge, kOwn}) {
     const c10::Stream stream = fake::pool_stream(device(0));
-    const int busy = fake::gpu().make_gate();
     at::Tensor tensor = cuda(0, 5, {size});
+    std::optional<fake::Hold> busy;
     Future<at::Tensor> result;
     {
       const c10::StreamGuard mine(stream);
-      fake::hold(stream, busy);
+      busy.emplace(stream);
       result = rpc_async<twice>("worker1", tensor);
     }
     tensor = at::Tensor();
     // Memory of the default stream, as the tensor's was.
     std::vector<at::Tensor> others;
     for (int i = 0; i < 4; ++i) others.push_back(cuda(0, 9, {size}));
-    fake::gpu().open_gate(busy);
+    busy.reset();
     EXPECT_TRUE(holds(result.get(), 0, 10)) << size;
   }
 }
 
-TEST_F(DirectTensors, MemoryThatLibtorchDidNotAllocateIsNotHandedOver) {
+TEST(DirectTensors, MemoryThatLibtorchDidNotAllocateIsNotHandedOver) {
   Cluster cluster(1);
   ASSERT_TRUE(eventually([&] {
     EXPECT_TRUE(holds(rpc_sync<same>("worker0", cuda(0, 1)), 0, 1));
@@ -200,7 +157,7 @@ TEST_F(DirectTensors, MemoryThatLibtorchDidNotAllocateIsNotHandedOver) {
   EXPECT_GT(count(cluster[0], "gpu.sent_messages.local.worker0.cuda:0"), sent);
 }
 
-TEST_F(DirectTensors, SmallTensorsOfAMessageArePackedIntoOneTransfer) {
+TEST(DirectTensors, SmallTensorsOfAMessageArePackedIntoOneTransfer) {
   Cluster cluster(2, worker0_maps);
   const at::Tensor matrix = at::arange(300 * 400, at::kFloat).reshape({300, 400}).to(device(0));
   std::vector<at::Tensor> tensors{matrix.t().slice(0, 0, 400, 3),
@@ -216,7 +173,7 @@ TEST_F(DirectTensors, SmallTensorsOfAMessageArePackedIntoOneTransfer) {
 }
 
 // By transfer, packed into one, and in the message itself.
-TEST_F(DirectTensors, ACallDuringACaptureIsRefusedBeforeAnythingIsPartOfTheGraph) {
+TEST(DirectTensors, ACallDuringACaptureIsRefusedBeforeAnythingIsPartOfTheGraph) {
   const Cluster cluster(2);
   const c10::Stream stream = fake::pool_stream(device(0));
   const auto raw = static_cast<cuda_api::Stream>(stitch::rpc::device_bridge()->raw(stream));
@@ -238,7 +195,7 @@ TEST_F(DirectTensors, ACallDuringACaptureIsRefusedBeforeAnythingIsPartOfTheGraph
   }
 }
 
-TEST_F(DirectTensors, AResultIsReceivedIntoATensorOnADevice) {
+TEST(DirectTensors, AResultIsReceivedIntoATensorOnADevice) {
   Cluster cluster(2, worker0_maps);
   for (const std::int64_t size : {std::int64_t{10}, kLarge, kOwn}) {
     const c10::StreamGuard mine(fake::pool_stream(device(0)));
@@ -261,7 +218,7 @@ TEST_F(DirectTensors, AResultIsReceivedIntoATensorOnADevice) {
   EXPECT_TRUE(has_text(error, ErrorCode::invalid_argument, "the tensor to receive it into is"));
 }
 
-TEST_F(DirectTensors, ShapesStridesTypesAndFlagsAreKept) {
+TEST(DirectTensors, ShapesStridesTypesAndFlagsAreKept) {
   for (const bool apart : {false, true}) {
     fake::workers_are_processes(apart);
     Cluster cluster(2, worker0_maps);
@@ -307,28 +264,13 @@ TEST_F(DirectTensors, ShapesStridesTypesAndFlagsAreKept) {
   }
 }
 
-TEST_F(DirectTensors, ACallCarriesWhatTheCallersStreamHasStillToCompute) {
-  Cluster cluster(2, worker0_maps);
-  for (const std::int64_t size : {kLarge, kOwn}) {
-    const c10::StreamGuard mine(fake::pool_stream(device(0)));
-    const int gate = fake::gpu().make_gate();
-    at::Tensor tensor = at::empty({size}, at::TensorOptions().device(device(0)));
-    fake::fill_later(tensor, 7, gate);
-    const auto result = rpc_async<twice>("worker1", tensor);
-    tensor = at::Tensor();
-    EXPECT_FALSE(result.wait_for(20ms));
-    fake::gpu().open_gate(gate);
-    EXPECT_TRUE(holds(result.get(), 0, 14));
-  }
-}
-
 at::Tensor filled_later(const at::Tensor& tensor, int gate) {
   const at::Tensor result = at::empty_like(tensor);
   fake::fill_later(result, 9, gate);
   return result;
 }
 
-TEST_F(DirectTensors, AResultCarriesWhatTheHandlersStreamHasStillToCompute) {
+TEST(DirectTensors, AResultCarriesWhatTheHandlersStreamHasStillToCompute) {
   Cluster cluster(2, worker0_maps);
   const int gate = fake::gpu().make_gate();
   const auto result = rpc_async<filled_later>("worker1", cuda(0, 1, {kOwn}), gate);
@@ -342,7 +284,7 @@ void by_staging(Options& options) {
   options.gpu_paths = {"staging"};
 }
 
-TEST_F(DirectTensors, WithoutMemoryTheCallFailsNamingDevicePathAndPeer) {
+TEST(DirectTensors, WithoutMemoryTheCallFailsNamingDevicePathAndPeer) {
   Cluster cluster(2, by_staging);  // testing another path takes memory, too
   const at::Tensor tensor = cuda(0, 1, {kOwn});
   fake::fail_allocations(1);
@@ -363,7 +305,7 @@ at::Tensor forgets_memory(const at::Tensor& tensor) {
   return result;
 }
 
-TEST_F(DirectTensors, WithoutMemoryForItsResultTheCallFailsToo) {
+TEST(DirectTensors, WithoutMemoryForItsResultTheCallFailsToo) {
   Cluster cluster(2, by_staging);  // testing another path takes memory, too
   const at::Tensor tensor = cuda(0, 1, {kOwn});
   const auto error =
@@ -374,7 +316,7 @@ TEST_F(DirectTensors, WithoutMemoryForItsResultTheCallFailsToo) {
   EXPECT_FALSE(has_text(error, ErrorCode::overloaded, "does not match its type")) << error.what();
 }
 
-TEST_F(DirectTensors, ACallThatTimesOutLeavesNothingBehind) {
+TEST(DirectTensors, ACallThatTimesOutLeavesNothingBehind) {
   Cluster cluster(2, worker0_maps);
   const int gate = fake::gpu().make_gate();
   const at::Tensor tensor = cuda(0, 1, {kOwn});
@@ -386,45 +328,6 @@ TEST_F(DirectTensors, ACallThatTimesOutLeavesNothingBehind) {
   EXPECT_TRUE(eventually([&] { return count(cluster[0], "gpu.transfers_sending") == 0; }));
   EXPECT_TRUE(eventually([&] { return count(cluster[1], "gpu.transfers_receiving") == 0; }));
   EXPECT_TRUE(holds(rpc_sync<same>("worker1", tensor), 0, 7));
-}
-
-TEST_F(DirectTensors, AWorkerThatLeavesDuringATransferFailsTheCallOfItsPeer) {
-  for (const bool apart : {false, true}) {
-    fake::workers_are_processes(apart);
-    Cluster cluster(2, worker0_maps);
-    const int gate = fake::gpu().make_gate();
-    const at::Tensor tensor = cuda(0, 1, {kOwn});
-    fake::fill_later(tensor, 7, gate);
-    const auto result = rpc_async<same>("worker1", tensor);
-    EXPECT_FALSE(result.wait_for(20ms));
-    cluster[1].shutdown({.graceful = false});
-    EXPECT_TRUE(eventually([&] { return result.ready(); }));
-    EXPECT_TRUE(result.has_error());
-    fake::gpu().open_gate(gate);
-  }
-}
-
-TEST_F(DirectTensors, ManyCallsInBothDirectionsBetweenThreeWorkersMoveTheRightBytes) {
-  for (const bool apart : {false, true}) {
-    fake::workers_are_processes(apart);
-    Cluster cluster(3, [](Options& options) {
-      const std::string next = "worker" + std::to_string((options.rank + 1) % 3);
-      options.device_maps[next] = {
-          {"cuda:0", "cuda:1"}, {"cuda:1", "cuda:2"}, {"cuda:2", "cuda:0"}};
-    });
-    std::vector<std::pair<Future<at::Tensor>, std::pair<int, float>>> calls;
-    for (int i = 0; i < 60; ++i) {
-      const int from = i % 3;
-      const int index = (i / 3) % 3;
-      const std::int64_t size = i % 4 == 0 ? kOwn : kLarge + 1000 * i;
-      const at::Tensor tensor = cuda(index, static_cast<float>(i), {size});
-      calls.emplace_back(cluster[from].rpc_async<twice>(
-                             "worker" + std::to_string((from + (i % 2) + 1) % 3), tensor),
-                         std::pair(index, static_cast<float>(2 * i)));
-    }
-    for (auto& [call, expected] : calls)
-      EXPECT_TRUE(holds(call.get(), expected.first, expected.second));
-  }
 }
 
 }  // namespace

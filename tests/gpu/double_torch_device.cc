@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <gtest/gtest.h>
 
 #include <algorithm>
 #include <array>
@@ -32,6 +33,7 @@ namespace {
 namespace cuda = transport::gpu::cuda;
 using device_on_cpu::as_cpu;
 using device_on_cpu::as_cpu_if_on_device;
+using device_on_cpu::copy_on_cpu;
 using device_on_cpu::indexed;
 using device_on_cpu::make_stream;
 using device_on_cpu::OnDevice;
@@ -41,7 +43,7 @@ using transport::gpu::RelaxedCapture;
 using transport::gpu::test::FakeGpu;
 using Kernel = FakeGpu::Kernel;
 
-constexpr int kPoolStreams = 4;  // of each priority
+constexpr int kPoolStreams = 32;  // of each priority, as in libtorch
 constexpr int kProcess = 0;
 
 const CudaApi& api() { return gpu().cuda(kProcess); }
@@ -55,15 +57,20 @@ void check(cuda::Status status) {
 cuda::Stream handle(const c10::Stream& stream) {
   return reinterpret_cast<cuda::Stream>(static_cast<std::uintptr_t>(stream.id()));
 }
-int current_device() {
-  int device = 0;
-  check(api().get_device(&device));
-  return device;
-}
 thread_local std::array<std::int64_t, kDevices> current_streams{};
-c10::Stream current_stream(c10::Device device) {
-  const c10::Device exact = indexed(device);
-  return make_stream(exact, current_streams.at(static_cast<std::size_t>(exact.index())));
+
+std::vector<cuda::Stream>& pool_of(c10::Device device, bool high) {
+  static std::mutex mutex;
+  static std::map<std::pair<int, bool>, std::vector<cuda::Stream>> pools;
+  const std::lock_guard lock(mutex);
+  auto& streams = pools[{device.index(), high}];
+  if (streams.empty()) {
+    const OnDevice on(device.index());
+    streams.resize(kPoolStreams);
+    for (auto& stream : streams)
+      check(api().stream_create_with_priority(&stream, cuda::kStreamNonBlocking, high ? -1 : 0));
+  }
+  return streams;
 }
 
 cuda::Event record(const c10::Stream& stream) {
@@ -85,8 +92,9 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     return {c10::kCUDA, static_cast<c10::DeviceIndex>(current_device())};
   }
   void setDevice(c10::Device device) const override { check(api().set_device(device.index())); }
+  // Without a context where there is none, as c10::cuda::MaybeSetDevice().
   void uncheckedSetDevice(c10::Device device) const noexcept override {
-    static_cast<void>(api().set_device(device.index()));
+    gpu().set_device_lazily(kProcess, device.index());
   }
   c10::Stream getStream(c10::Device device) const noexcept override {
     return current_stream(device);
@@ -95,18 +103,10 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     return make_stream(indexed(device), 0);
   }
   c10::Stream getStreamFromGlobalPool(c10::Device device, bool high) const override {
-    static std::mutex mutex;
-    static std::map<std::pair<int, bool>, std::pair<std::vector<cuda::Stream>, int>> pools;
-    const std::lock_guard lock(mutex);
+    static std::atomic<int> next{0};
     const c10::Device exact = indexed(device);
-    auto& [streams, next] = pools[{exact.index(), high}];
-    if (streams.empty()) {
-      const OnDevice on(exact.index());
-      streams.resize(kPoolStreams);
-      for (auto& stream : streams)
-        check(api().stream_create_with_priority(&stream, cuda::kStreamNonBlocking, high ? -1 : 0));
-    }
-    const cuda::Stream chosen = streams[static_cast<std::size_t>(next++ % kPoolStreams)];
+    const cuda::Stream chosen =
+        pool_of(exact, high)[static_cast<std::size_t>(next++ % kPoolStreams)];
     return make_stream(exact, static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(chosen)));
   }
   c10::Stream exchangeStream(c10::Stream stream) const noexcept override {
@@ -122,7 +122,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   void block(void* event, const c10::Stream& stream) const override {
     if (event == nullptr) return;
     const OnDevice on(stream.device_index());
-    check(api().stream_wait_event(handle(stream), static_cast<cuda::Event>(event), 0));
+    check(gpu().stream_wait_event(kProcess, handle(stream), static_cast<cuda::Event>(event)));
   }
   bool queryEvent(void* event) const override {
     if (event == nullptr) return true;
@@ -130,7 +130,10 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     if (status != cuda::kNotReady) check(status);
     return status == cuda::kSuccess;
   }
-  void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override {
+  // Where it is on another device, libtorch goes there and back, and the way back creates a
+  // context.
+  void destroyEvent(void* event, const c10::DeviceIndex device) const noexcept override {
+    const OnDevice on(device);
     if (event != nullptr) static_cast<void>(api().event_destroy(static_cast<cuda::Event>(event)));
   }
   bool queryStream(const c10::Stream& stream) const override {
@@ -203,7 +206,9 @@ void release_freed(Memory& memory) {
   for (Freed& each : left) memory.freed.push_back(std::move(each));
 }
 
-void free_block(void* data) {
+}  // namespace
+
+void free_memory(void* data) {
   if (data == nullptr) return;
   const RelaxedCapture relaxed(&api());
   Memory& memory = Memory::get();
@@ -214,9 +219,13 @@ void free_block(void* data) {
     block.emplace(node.mapped());
   }
   Freed freed{data, block->stream.device_index(), {}};
-  // A borrowed stream has ended what it had to do here: the host has seen it.
-  if (!block->borrowed) freed.until.push_back(record(block->stream));
-  for (const auto& stream : block->recorded) freed.until.push_back(record(stream));
+  try {
+    // A borrowed stream has ended what it had to do here: the host has seen it.
+    if (!block->borrowed) freed.until.push_back(record(block->stream));
+    for (const auto& stream : block->recorded) freed.until.push_back(record(stream));
+  } catch (const std::exception&) {
+    return;  // the device has failed, and its memory with it
+  }
   {
     const std::lock_guard lock(memory.mutex);
     memory.freed.push_back(std::move(freed));
@@ -224,12 +233,13 @@ void free_block(void* data) {
   release_freed(memory);
 }
 
-c10::DataPtr take(std::size_t bytes) {
+c10::DataPtr allocate(std::size_t bytes) {
   Memory& memory = Memory::get();
   const c10::Device device(c10::kCUDA, static_cast<c10::DeviceIndex>(current_device()));
   if (bytes == 0) return {nullptr, device};
   const RelaxedCapture relaxed(&api());
   release_freed(memory);
+  void* data = nullptr;
   {
     const std::lock_guard lock(memory.mutex);
     if (memory.failing > 0) {
@@ -237,15 +247,17 @@ c10::DataPtr take(std::size_t bytes) {
       TORCH_CHECK(false, "CUDA out of memory. Tried to allocate ", bytes, " bytes");
     }
   }
-  void* data = nullptr;
   const cuda::Status status = api().malloc(&data, bytes);
-  TORCH_CHECK(status == cuda::kSuccess, "CUDA out of memory. Tried to allocate ", bytes);
-  const std::lock_guard lock(memory.mutex);
+  TORCH_CHECK(status != cuda::kOutOfMemory, "CUDA out of memory. Tried to allocate ", bytes);
+  check(status);
   const c10::Stream stream = current_stream(device);
+  const std::lock_guard lock(memory.mutex);
   memory.blocks.insert_or_assign(data,
                                  Block{stream, memory.borrowed_streams.contains(stream.id()), {}});
-  return {data, data, &free_block, device};
+  return {data, data, &free_memory, device};
 }
+
+namespace {
 
 // From its first to its last element.
 FakeGpu::Bytes span_of(const at::Tensor& tensor) {
@@ -263,76 +275,75 @@ void launch(const c10::Stream& stream, Kernel kernel) {
 
 // ---- operators
 
-struct OverDouble final : device_on_cpu::Device {
-  int current() const override { return current_device(); }
-  void make_current(int device) const override { check(api().set_device(device)); }
-  c10::DataPtr allocate(std::size_t bytes) override { return take(bytes); }
-  c10::DeleterFnPtr free_memory() const override { return &free_block; }
-  void copy(const at::Tensor& to, const at::Tensor& from, bool non_blocking) override {
-    if (to.is_cuda() && from.is_cuda() && to.device() != from.device()) {
-      copy_between(to, from);
-      if (!non_blocking) synchronize(current_stream(to.device()));
-      return;
-    }
-    const c10::Stream stream = current_stream(to.is_cuda() ? to.device() : from.device());
+void synchronize(const c10::Stream& stream) {
+  const OnDevice on(stream.device_index());
+  check(api().stream_synchronize(handle(stream)));
+}
+
+// As libtorch does it: one stream of the source copies, after what that of the destination has
+// queued, which waits for it.
+void copy_between(const at::Tensor& to, const at::Tensor& from) {
+  if (to.numel() == 0) return;
+  const c10::Stream source = current_stream(from.device());
+  const c10::Stream destination = current_stream(to.device());
+  const auto dense_on = [&](c10::Device device) {
+    return at::empty(to.sizes(), at::TensorOptions().dtype(to.scalar_type()).device(device));
+  };
+  const at::Tensor here = dense_on(from.device());
+  const at::Tensor there = dense_on(to.device());
+  copy_tensor(here, from, true);
+  const auto order = [](const c10::Stream& earlier, const c10::Stream& later) {
+    const cuda::Event event = record(earlier);
+    const OnDevice on(later.device_index());
+    check(gpu().stream_wait_event(kProcess, handle(later), event));
+    check(api().event_destroy(event));
+  };
+  order(destination, source);
+  {
+    const OnDevice on(source.device_index());
+    check(api().memcpy_peer_async(there.data_ptr(), to.device().index(), here.data_ptr(),
+                                  from.device().index(), there.nbytes(), handle(source)));
+  }
+  order(source, destination);
+  c10::impl::VirtualGuardImpl(c10::kCUDA).recordDataPtrOnStream(there.storage().data_ptr(), source);
+  copy_tensor(to, there, true);
+}
+
+}  // namespace
+
+int current_device() { return gpu().current_device(kProcess); }
+void make_current(int device) { check(api().set_device(device)); }
+
+void copy_tensor(const at::Tensor& to, const at::Tensor& from, bool non_blocking) {
+  const c10::Stream stream = current_stream(to.is_cuda() ? to.device() : from.device());
+  if (to.is_cuda() && from.is_cuda() && to.device() != from.device()) {
+    copy_between(to, from);
+  } else {
     Kernel kernel;
     kernel.name = "copy_";
     if (from.is_cuda()) kernel.reads.push_back(span_of(from));
     if (to.is_cuda()) kernel.writes.push_back(span_of(to));
     kernel.body = [to_cpu = as_cpu_if_on_device(to), from_cpu = as_cpu_if_on_device(from)] {
-      device_on_cpu::copy_on_cpu(to_cpu, from_cpu);
+      copy_on_cpu(to_cpu, from_cpu);
     };
     launch(stream, std::move(kernel));
-    if (!non_blocking) synchronize(stream);
   }
-  void compute(const std::string& name, c10::Device where, const std::vector<at::Tensor>& read,
-               const std::vector<at::Tensor>& written, const std::function<void()>& work) override {
-    Kernel kernel;
-    kernel.name = name;
-    for (const at::Tensor& tensor : read) kernel.reads.push_back(span_of(tensor));
-    for (const at::Tensor& tensor : written) kernel.writes.push_back(span_of(tensor));
-    kernel.body = work;
-    const c10::Stream stream = current_stream(where);
-    launch(stream, std::move(kernel));
-    synchronize(stream);
-  }
-  void put(const at::Tensor& made, const at::Tensor& result) override { copy(made, result, true); }
+  if (!non_blocking) synchronize(stream);
+}
 
- private:
-  // As libtorch does it: one stream of the source copies, after what that of the destination has
-  // queued, which waits for it.
-  void copy_between(const at::Tensor& to, const at::Tensor& from) {
-    if (to.numel() == 0) return;
-    const c10::Stream source = current_stream(from.device());
-    const c10::Stream destination = current_stream(to.device());
-    const auto dense_on = [&](c10::Device device) {
-      return at::empty(to.sizes(), at::TensorOptions().dtype(to.scalar_type()).device(device));
-    };
-    const at::Tensor here = dense_on(from.device());
-    const at::Tensor there = dense_on(to.device());
-    copy(here, from, true);
-    const auto order = [](const c10::Stream& earlier, const c10::Stream& later) {
-      const cuda::Event event = record(earlier);
-      const OnDevice on(later.device_index());
-      check(api().stream_wait_event(handle(later), event, 0));
-      check(api().event_destroy(event));
-    };
-    order(destination, source);
-    {
-      const OnDevice on(source.device_index());
-      check(api().memcpy_peer_async(there.data_ptr(), to.device().index(), here.data_ptr(),
-                                    from.device().index(), there.nbytes(), handle(source)));
-    }
-    order(source, destination);
-    c10::impl::VirtualGuardImpl(c10::kCUDA)
-        .recordDataPtrOnStream(there.storage().data_ptr(), source);
-    copy(to, there, true);
-  }
-  static void synchronize(const c10::Stream& stream) {
-    const OnDevice on(stream.device_index());
-    check(api().stream_synchronize(handle(stream)));
-  }
-};
+void compute(const std::string& name, c10::Device where, const std::vector<at::Tensor>& read,
+             const std::vector<at::Tensor>& written, const std::function<void()>& work) {
+  Kernel kernel;
+  kernel.name = name;
+  for (const at::Tensor& tensor : read) kernel.reads.push_back(span_of(tensor));
+  for (const at::Tensor& tensor : written) kernel.writes.push_back(span_of(tensor));
+  kernel.body = work;
+  const c10::Stream stream = current_stream(where);
+  launch(stream, std::move(kernel));
+  synchronize(stream);
+}
+
+namespace {
 
 // ---- the bridge
 
@@ -361,14 +372,10 @@ const rpc::DeviceBridge kBridge{&from_raw, &raw, &identity};
 FakeGpu& gpu() {
   static auto* const made = [] {
     FakeGpu::Options options;
-    options.driving = FakeGpu::Driving::thread;
     options.devices = kDevices;
     // Tests hold a stream and wait for others meanwhile: those must not share its hardware queue.
     options.hardware_queues = 0;
-    options.network_transport = true;
     options.device_memory = std::size_t{8} << 30;
-    const char* const meeting = std::getenv("GPU_DOUBLE_MEETING");
-    if (meeting != nullptr) options.meeting = meeting;
     const char* const seed = std::getenv("DOUBLE_SEED");
     if (seed != nullptr) options.seed = std::strtoull(seed, nullptr, 10);
     return new FakeGpu(options);
@@ -376,14 +383,28 @@ FakeGpu& gpu() {
   return *made;
 }
 
-bool install() {
+namespace {
+
+struct EachTest final : ::testing::EmptyTestEventListener {
+  void OnTestEnd(const ::testing::TestInfo&) override {
+    workers_are_processes(false);
+    EXPECT_EQ(take_violations(), "");
+  }
+};
+
+}  // namespace
+
+bool install(bool transfers) {
   static const Guard guard;
   static const c10::impl::DeviceGuardImplRegistrar registrar(c10::kCUDA, &guard);
-  static OverDouble device;
-  device_on_cpu::install(device);
+  c10::SetAllocator(c10::kCUDA, device_on_cpu::allocator());
   static const GpuLibraries libraries(&api(), &gpu().nccl(kProcess), "");
   static const GpuLibraries::Override override(libraries);
-  return rpc::set_device_bridge(&kBridge);
+  [[maybe_unused]] static const bool listening = [] {
+    ::testing::UnitTest::GetInstance()->listeners().Append(new EachTest);
+    return true;
+  }();
+  return !transfers || rpc::set_device_bridge(&kBridge);
 }
 
 void workers_are_processes(bool are, bool on_hosts) {
@@ -400,16 +421,41 @@ void fill_later(const at::Tensor& tensor, float value, int gate) {
   launch(current_stream(tensor.device()), std::move(kernel));
 }
 
-void hold(const c10::Stream& stream, int gate) {
-  Kernel kernel;
-  kernel.name = "hold";
-  kernel.gate = gate;
-  launch(stream, std::move(kernel));
+Hold::Hold(const c10::Stream& stream) : gate_(gpu().make_gate()) {
+  launch(stream, {"hold", {}, {}, nullptr, gate_});
 }
 
+Hold::Hold(c10::Device device) : gate_(gpu().make_gate()) {
+  const OnDevice on(device.index());
+  check(gpu().launch(kProcess, nullptr, {"hold", {}, {}, nullptr, gate_}));
+  for (const bool high : {false, true}) {
+    for (const cuda::Stream stream : pool_of(device, high))
+      check(gpu().launch(kProcess, stream, {"hold", {}, {}, nullptr, gate_}));
+  }
+}
+
+Hold::~Hold() { release(); }
+void Hold::release() { gpu().open_gate(gate_); }
+
+c10::Stream current_stream(c10::Device device) {
+  const c10::Device exact = indexed(device);
+  return make_stream(exact, current_streams.at(static_cast<std::size_t>(exact.index())));
+}
+c10::Stream default_stream(c10::Device device) { return make_stream(indexed(device), 0); }
 c10::Stream pool_stream(c10::Device device) {
   return c10::impl::getDeviceGuardImpl(c10::kCUDA)->getStreamFromGlobalPool(device, false);
 }
+
+bool has_queued_work(c10::Device device) { return gpu().has_held_work(kProcess, device.index()); }
+
+std::vector<c10::Stream> recorded_streams(const at::Tensor& tensor) {
+  Memory& memory = Memory::get();
+  const std::lock_guard lock(memory.mutex);
+  return memory.blocks.at(device_on_cpu::base(tensor)).recorded;
+}
+
+void break_device(int index) { gpu().break_context(kProcess, index, cuda::kIllegalAddress); }
+void heal() { gpu().heal(); }
 
 void fail_allocations(int count) {
   Memory& memory = Memory::get();

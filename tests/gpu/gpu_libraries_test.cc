@@ -5,7 +5,6 @@
 
 #include <cctype>
 #include <cstdlib>
-#include <map>
 #include <string>
 #include <vector>
 
@@ -33,12 +32,9 @@ TEST(GpuLibraries, OfThisProcessAreThereOrSayWhyNot) {
   const GpuLibraries& libraries = GpuLibraries::of_process();
   EXPECT_EQ(&libraries, &GpuLibraries::of_process());
   if (libraries.cuda() != nullptr) {
-    EXPECT_GT(libraries.devices(), 0);
     EXPECT_EQ(libraries.why_no_cuda(), "");
-    EXPECT_GE(libraries.cuda_version(), GpuLibraries::kOldestCuda);
   } else {
     EXPECT_TRUE(libraries.why_no_cuda().starts_with("no CUDA device: ")) << libraries.why_no_cuda();
-    EXPECT_EQ(libraries.devices(), 0);
     EXPECT_EQ(libraries.nccl(), nullptr);
   }
 }
@@ -47,11 +43,6 @@ TEST(GpuLibraries, ThatAreThereFillBothTables) {
   const GpuLibraries libraries(pretended());
   ASSERT_NE(libraries.cuda(), nullptr) << libraries.why_no_cuda();
   ASSERT_NE(libraries.nccl(), nullptr) << libraries.why_no_nccl();
-  EXPECT_EQ(libraries.devices(), 2);
-  EXPECT_EQ(libraries.cuda_version(), 13000);
-  EXPECT_EQ(libraries.nccl_version(), 22809);
-  EXPECT_TRUE(says(libraries.description(), "2 devices, CUDA 13.0 ("));
-  EXPECT_TRUE(says(libraries.description(), "NCCL 2.28.9 ("));
 #define STITCH_THERE(member, symbol) EXPECT_NE(libraries.cuda()->member, nullptr) << #symbol;
   STITCH_CUDA_RUNTIME_FUNCTIONS(STITCH_THERE)
   STITCH_CUDA_DRIVER_FUNCTIONS(STITCH_THERE)
@@ -61,62 +52,53 @@ TEST(GpuLibraries, ThatAreThereFillBothTables) {
 #undef STITCH_THERE
 }
 
-TEST(GpuLibraries, AMissingDriverIsNamedAndNothingElseIsLoaded) {
-  auto names = pretended();
-  names.driver = {"libstitch_no_driver.so.1"};
-  const GpuLibraries libraries(names);
-  EXPECT_EQ(libraries.cuda(), nullptr);
-  EXPECT_EQ(libraries.nccl(), nullptr);
-  EXPECT_TRUE(libraries.why_no_cuda().starts_with(
-      "no CUDA device: the library libstitch_no_driver.so.1 is not there: "))
-      << libraries.why_no_cuda();
-  EXPECT_EQ(libraries.why_no_nccl(), "NCCL was not looked for: " + libraries.why_no_cuda());
-  EXPECT_EQ(libraries.description(), libraries.why_no_cuda());
-}
-
-TEST(GpuLibraries, EachMissingRuntimeIsNamed) {
-  auto names = pretended();
-  names.runtime = {"libstitch_no_runtime.so.13", "libstitch_no_runtime.so.12"};
-  const GpuLibraries libraries(names);
-  EXPECT_EQ(libraries.cuda(), nullptr);
-  EXPECT_TRUE(says(libraries.why_no_cuda(), "libstitch_no_runtime.so.13 is not there"));
-  EXPECT_TRUE(says(libraries.why_no_cuda(), "libstitch_no_runtime.so.12 is not there"));
-}
-
-TEST(GpuLibraries, AFunctionThatALibraryLacksIsNamed) {
-  auto names = pretended();
-  names.runtime = {PRETEND_NCCL_FILE};
-  const GpuLibraries libraries(names);
-  EXPECT_EQ(libraries.cuda(), nullptr);
-  EXPECT_TRUE(says(libraries.why_no_cuda(), " has no function cudaGetDeviceCount"));
-  EXPECT_TRUE(says(libraries.why_no_cuda(), PRETEND_NCCL_FILE));
-}
-
-TEST(GpuLibraries, ARuntimeThatFindsNoDeviceSaysWhy) {
-  auto names = pretended();
-  names.runtime = {PRETEND_REFUSING_RUNTIME_FILE};
-  const GpuLibraries libraries(names);
-  EXPECT_EQ(libraries.cuda(), nullptr);
-  EXPECT_TRUE(says(libraries.why_no_cuda(),
-                   "no CUDA device: the driver is insufficient (cudaErrorInsufficientDriver"));
+TEST(GpuLibraries, WhatIsMissingOrOfNoUseIsNamedWithItsFile) {
+  using Names = std::vector<std::string>;
+  struct Case {
+    Names driver, runtime, nccl;
+    std::vector<std::string> said;  // of CUDA; of NCCL where that is there
+  };
+  const Names driver{PRETEND_DRIVER_FILE}, runtime{PRETEND_RUNTIME_FILE}, nccl{PRETEND_NCCL_FILE};
+  const Case cases[]{
+      {{"libstitch_none.so.1"},
+       runtime,
+       nccl,
+       {"no CUDA device: the library libstitch_none.so.1 is not there: "}},
+      {driver,
+       {"libstitch_none.so.13", "libstitch_none.so.12"},
+       nccl,
+       {"libstitch_none.so.13 is not there", "libstitch_none.so.12 is not there"}},
+      {driver, nccl, nccl, {" has no function cudaGetDeviceCount", PRETEND_NCCL_FILE}},
+      {driver,
+       {PRETEND_REFUSING_RUNTIME_FILE},
+       nccl,
+       {"no CUDA device: the driver is insufficient (cudaErrorInsufficientDriver"}},
+      {driver,
+       runtime,
+       {"libstitch_none.so.2"},
+       {"no NCCL: the library libstitch_none.so.2 is not there: "}},
+  };
+  for (const Case& each : cases) {
+    GpuLibraries::Names names;
+    names.driver = each.driver;
+    names.runtime = each.runtime;
+    names.nccl = each.nccl;
+    const GpuLibraries libraries(names);
+    const bool has_cuda = libraries.cuda() != nullptr;
+    EXPECT_EQ(has_cuda, each.nccl != nccl);
+    EXPECT_EQ(libraries.nccl(), nullptr);
+    for (const std::string& text : each.said)
+      EXPECT_TRUE(says(has_cuda ? libraries.why_no_nccl() : libraries.why_no_cuda(), text));
+    if (has_cuda) continue;
+    EXPECT_EQ(libraries.why_no_nccl(), "NCCL was not looked for: " + libraries.why_no_cuda());
+  }
 }
 
 TEST(GpuLibraries, AnOlderRuntimeIsTriedWhereANewerOneFindsNoDevice) {
   auto names = pretended();
   names.runtime = {PRETEND_REFUSING_RUNTIME_FILE, PRETEND_RUNTIME_FILE};
   const GpuLibraries libraries(names);
-  ASSERT_NE(libraries.cuda(), nullptr) << libraries.why_no_cuda();
-  EXPECT_TRUE(says(libraries.description(), PRETEND_RUNTIME_FILE));
-}
-
-TEST(GpuLibraries, WithoutNcclThereIsStillCuda) {
-  auto names = pretended();
-  names.nccl = {"libstitch_no_nccl.so.2"};
-  const GpuLibraries libraries(names);
-  EXPECT_NE(libraries.cuda(), nullptr);
-  EXPECT_EQ(libraries.nccl(), nullptr);
-  EXPECT_TRUE(libraries.why_no_nccl().starts_with(
-      "no NCCL: the library libstitch_no_nccl.so.2 is not there: "));
+  EXPECT_NE(libraries.cuda(), nullptr) << libraries.why_no_cuda();
 }
 
 TEST(GpuLibraries, AnNcclThatIsTooOldIsRefusedWithBothVersions) {
@@ -148,21 +130,16 @@ TEST(GpuLibraries, OfATestStandInForThoseOfTheProcess) {
     const GpuLibraries::Override during(doubles);
     const GpuLibraries& libraries = GpuLibraries::of_process();
     ASSERT_NE(libraries.cuda(), nullptr);
-    EXPECT_EQ(libraries.devices(), 2);
     void* memory = nullptr;
     EXPECT_EQ(libraries.cuda()->malloc(&memory, 10), cuda::kSuccess);
     EXPECT_EQ(world.device_memory_used(0), 10u);
-    EXPECT_EQ(libraries.description(), "2 devices, CUDA 13.0, NCCL 2.28.9");
   }
   EXPECT_NE(&GpuLibraries::of_process(), &doubles);
 }
 
 // cudaStreamQuery -> stream_query
 std::string member_name(std::string symbol) {
-  static const std::map<std::string, std::string> others = {
-      {"cuDeviceGetUuid_v2", "device_get_uuid"},
-      {"cudaDeviceGetPCIBusId", "device_get_pci_bus_id"}};
-  if (others.contains(symbol)) return others.at(symbol);
+  if (symbol == "cuDeviceGetUuid_v2") return "device_get_uuid";
   std::string name;
   for (const char c : symbol.substr(4)) {
     if (std::isupper(static_cast<unsigned char>(c)) != 0 && !name.empty()) name += '_';

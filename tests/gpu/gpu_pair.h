@@ -3,18 +3,13 @@
 #include <gtest/gtest.h>
 
 #include <cstddef>
-#include <string>
 
 #include "tests/gpu/double/fake_gpu.h"
+#include "tests/support/eventually.h"
 
 namespace stitch::transport::gpu::test {
 
 inline constexpr std::size_t kBytes = 1000;
-
-inline ::testing::AssertionResult says(const std::string& text, const std::string& part) {
-  if (text.find(part) != std::string::npos) return ::testing::AssertionSuccess();
-  return ::testing::AssertionFailure() << "\"" << part << "\" is not in:\n" << text;
-}
 
 inline cuda::Stream make_stream(FakeGpu& world, int process = 0,
                                 unsigned flags = cuda::kStreamNonBlocking) {
@@ -22,27 +17,19 @@ inline cuda::Stream make_stream(FakeGpu& world, int process = 0,
   EXPECT_EQ(world.cuda(process).stream_create_with_priority(&stream, flags, 0), cuda::kSuccess);
   return stream;
 }
-
-inline cuda::Event make_event(FakeGpu& world, int process = 0) {
-  cuda::Event event = nullptr;
-  EXPECT_EQ(world.cuda(process).event_create_with_flags(&event, cuda::kEventDisableTiming),
-            cuda::kSuccess);
-  return event;
-}
-
-inline char* make_memory(FakeGpu& world, int process = 0, std::size_t bytes = kBytes) {
+inline char* make_memory(FakeGpu& world, int process = 0) {
   void* memory = nullptr;
-  EXPECT_EQ(world.cuda(process).malloc(&memory, bytes), cuda::kSuccess);
+  EXPECT_EQ(world.cuda(process).malloc(&memory, kBytes), cuda::kSuccess);
   return static_cast<char*>(memory);
 }
 
 // A communicator between processes 0 and 1, on devices 0 and 1, with a stream and memory for each.
 struct GpuPair {
-  explicit GpuPair(FakeGpu& world, bool wait_for_init = true) : world(world) {
+  explicit GpuPair(FakeGpu& world, int second_device = 1) : world(world) {
     nccl::UniqueId id;
     EXPECT_EQ(world.nccl(0).get_unique_id(&id), nccl::kSuccess);
     for (int rank : {0, 1}) {
-      EXPECT_EQ(world.cuda(rank).set_device(rank), cuda::kSuccess);
+      EXPECT_EQ(world.cuda(rank).set_device(rank == 0 ? 0 : second_device), cuda::kSuccess);
       nccl::Config config;
       config.blocking = 0;
       EXPECT_EQ(world.nccl(rank).comm_init_rank_config(&comm[rank], 2, id, rank, &config),
@@ -50,21 +37,15 @@ struct GpuPair {
       stream[rank] = make_stream(world, rank);
       memory[rank] = make_memory(world, rank);
     }
-    if (wait_for_init) {
-      wait(0);
-      wait(1);
-    }
   }
-
   nccl::Result state(int rank) {
     nccl::Result result = nccl::kInternalError;
     EXPECT_EQ(world.nccl(rank).comm_get_async_error(comm[rank], &result), nccl::kSuccess);
     return result;
   }
-  // Until the rank's last call is done, or nothing happens any more.
+  // Until the rank's last call is done.
   nccl::Result wait(int rank) {
-    while (state(rank) == nccl::kInProgress && world.step()) {
-    }
+    EXPECT_TRUE(stitch::testing::eventually([&] { return state(rank) != nccl::kInProgress; }));
     return state(rank);
   }
   nccl::Result send(int rank, std::size_t bytes = kBytes) {
@@ -75,15 +56,17 @@ struct GpuPair {
     return world.nccl(rank).recv(memory[rank], bytes, nccl::kInt8, 1 - rank, comm[rank],
                                  stream[rank]);
   }
-  // A byte in each direction, so that both are connected.
+  // A byte in each direction.
   void connect() {
     for (int rank : {0, 1}) {
+      EXPECT_EQ(wait(rank), nccl::kSuccess);
       world.nccl(rank).group_start();
       send(rank, 1);
       world.nccl(rank).recv(memory[rank] + 1, 1, nccl::kInt8, 1 - rank, comm[rank], stream[rank]);
       EXPECT_EQ(world.nccl(rank).group_end(), nccl::kInProgress);
     }
-    EXPECT_EQ(world.run(), "");
+    EXPECT_EQ(world.wait_until_idle(), "");
+    for (int rank : {0, 1}) EXPECT_EQ(wait(rank), nccl::kSuccess);
   }
 
   FakeGpu& world;

@@ -3,6 +3,7 @@
 
 #include "stitch/transport/gpu/lane_lock.h"
 #include "stitch/transport/gpu/gpu_libraries.h"
+#include "tests/gpu/gpu_pair.h"
 #include "tests/gpu/transfers_world.h"
 #include "tests/support/plain_test.h"
 
@@ -35,7 +36,7 @@ TEST(LaneLocks, WhileADeviceIsHeldItsTransfersGoByStagingAndCommunicatorsStayOpe
     EXPECT_EQ(world.count(0, 1, Path::nccl, true).messages, by_nccl + 1);
   }
   EXPECT_EQ(world.gpu.calls("nccl_comm_init_rank_config"), opened);
-  EXPECT_EQ(world.transfers[0]->counters().breaks + world.transfers[1]->counters().breaks, 0U);
+  EXPECT_EQ(world.breaks(), 0U);
 }
 
 TEST(LaneLocks, ACommunicatorThatOpensWhileADeviceIsHeldIsTestedAfterwards) {
@@ -88,7 +89,7 @@ TEST(LaneLocks, WaitForWhatIsLaunchedAndSayHowLong) {
 }
 
 TEST(LaneLocks, OfTheProcessNeedCudaAndADevice) {
-  FakeGpu gpu({.driving = FakeGpu::Driving::thread});
+  FakeGpu gpu;
   {
     const GpuLibraries none(nullptr, nullptr, "there is no driver");
     const GpuLibraries::Override only(none);
@@ -107,66 +108,19 @@ TEST(LaneLocks, OfTheProcessNeedCudaAndADevice) {
             ErrorCode::invalid_argument);
 }
 
-// What c10d does: both processes launch a collective on a communicator of their own.
-class Collectives {
- public:
-  explicit Collectives(FakeGpu& gpu) : gpu_(gpu) {
-    nccl::UniqueId id;
-    EXPECT_EQ(gpu_.nccl(0).get_unique_id(&id), nccl::kSuccess);
-    for (const int rank : {0, 1}) {
-      const CudaApi& cuda = gpu_.cuda(rank);
-      EXPECT_EQ(cuda.set_device(rank), cuda::kSuccess);
-      nccl::Config config;
-      config.blocking = 0;
-      EXPECT_EQ(gpu_.nccl(rank).comm_init_rank_config(&comms_[at(rank)], 2, id, rank, &config),
-                nccl::kInProgress);
-      EXPECT_EQ(cuda.stream_create_with_priority(&streams_[at(rank)], cuda::kStreamNonBlocking, 0),
-                cuda::kSuccess);
-      EXPECT_EQ(cuda.malloc(&memory_[at(rank)], 2 * kBytes), cuda::kSuccess);
-    }
-    for (const int rank : {0, 1}) wait_until_launched(rank);
-  }
-  ~Collectives() {
-    for (const int rank : {0, 1}) {
-      EXPECT_EQ(gpu_.cuda(rank).set_device(rank), cuda::kSuccess);
-      (void)gpu_.nccl(rank).comm_abort(comms_[at(rank)]);
-      EXPECT_EQ(gpu_.cuda(rank).stream_destroy(streams_[at(rank)]), cuda::kSuccess);
-      EXPECT_EQ(gpu_.cuda(rank).free(memory_[at(rank)]), cuda::kSuccess);
-    }
-  }
-  Collectives(const Collectives&) = delete;
-  Collectives& operator=(const Collectives&) = delete;
-
-  // On the thread of that rank; returns when its device has ended it.
-  void run(int rank) {
-    const NcclApi& nccl = gpu_.nccl(rank);
-    EXPECT_EQ(gpu_.cuda(rank).set_device(rank), cuda::kSuccess);
-    char* const bytes = static_cast<char*>(memory_[at(rank)]);
-    nccl.group_start();
-    nccl.send(bytes, kBytes, nccl::kInt8, 1 - rank, comms_[at(rank)], streams_[at(rank)]);
-    nccl.recv(bytes + kBytes, kBytes, nccl::kInt8, 1 - rank, comms_[at(rank)], streams_[at(rank)]);
-    nccl.group_end();
-    wait_until_launched(rank);
-    EXPECT_EQ(gpu_.cuda(rank).stream_synchronize(streams_[at(rank)]), cuda::kSuccess);
-  }
-
- private:
-  static constexpr std::size_t kBytes = 1000;
-  static std::size_t at(int rank) { return static_cast<std::size_t>(rank); }
-  void wait_until_launched(int rank) {
-    nccl::Result state = nccl::kInProgress;
-    while (state == nccl::kInProgress) {
-      std::this_thread::yield();
-      ASSERT_EQ(gpu_.nccl(rank).comm_get_async_error(comms_[at(rank)], &state), nccl::kSuccess);
-    }
-    EXPECT_EQ(state, nccl::kSuccess);
-  }
-
-  FakeGpu& gpu_;
-  std::array<nccl::Comm, 2> comms_{};
-  std::array<cuda::Stream, 2> streams_{};
-  std::array<void*, 2> memory_{};
-};
+// What c10d does, on the thread of that rank: a collective on a communicator of its own; returns
+// when its device has ended it.
+void run_collective(GpuPair& pair, int rank) {
+  const NcclApi& nccl = pair.world.nccl(rank);
+  EXPECT_EQ(pair.world.cuda(rank).set_device(rank), cuda::kSuccess);
+  nccl.group_start();
+  pair.send(rank, kBytes / 2);
+  nccl.recv(pair.memory[rank] + kBytes / 2, kBytes / 2, nccl::kInt8, 1 - rank, pair.comm[rank],
+            pair.stream[rank]);
+  nccl.group_end();
+  EXPECT_EQ(pair.wait(rank), nccl::kSuccess);
+  EXPECT_EQ(pair.world.cuda(rank).stream_synchronize(pair.stream[rank]), cuda::kSuccess);
+}
 
 // Collectives and transfers between two devices that run one kernel after another, in whatever
 // order their threads come to. Returns how often a communicator of transfers was broken.
@@ -178,17 +132,15 @@ std::uint64_t breaks_beside_collectives(bool locked, int rounds) {
                         }});
   world.await_path(0, 0, 1, 1, Path::nccl);
   world.await_path(1, 1, 0, 0, Path::nccl);
-  const auto breaks = [&] {
-    return world.transfers[0]->counters().breaks + world.transfers[1]->counters().breaks;
-  };
   {
-    Collectives collectives(world.gpu);
-    for (int round = 0; round < rounds && breaks() == 0; ++round) {
+    GpuPair pair(world.gpu);
+    for (const int rank : {0, 1}) EXPECT_EQ(pair.wait(rank), nccl::kSuccess);
+    for (int round = 0; round < rounds && world.breaks() == 0; ++round) {
       const auto rank = [&](int number) {
         const LaneLock lock =
             locked ? LaneLock(world.lanes(static_cast<std::size_t>(number)), number, 20s)
                    : LaneLock();
-        collectives.run(number);
+        run_collective(pair, number);
       };
       std::thread first([&] { rank(0); });
       std::vector<std::shared_ptr<TestTransfer>> transfers;
@@ -204,8 +156,10 @@ std::uint64_t breaks_beside_collectives(bool locked, int rounds) {
       first.join();
       second.join();
     }
+    for (const int rank : {0, 1})
+      EXPECT_EQ(world.gpu.nccl(rank).comm_abort(pair.comm[rank]), nccl::kSuccess);
   }
-  return breaks();
+  return world.breaks();
 }
 
 TEST(LaneLocks, CollectivesAndTransfersDoNotWaitForEachOther) {

@@ -1,36 +1,60 @@
 // What programs queue on streams of their own, and calls that bring no tensor to tell: objects that
-// are read elsewhere, threads that have no device, devices that are lost. Over fake devices.
-#include <c10/core/StreamGuard.h>
+// are read elsewhere, threads that have no device, devices that are lost. Over the double of CUDA.
 
 #include "stitch/dist_autograd/graph/device_order.h"
 #include "stitch/rpc/default_streams.h"
-#include "tests/gpu/device_tensors.h"
-#include "tests/gpu/fake_torch_device.h"
-#include "tests/support/world_test.h"
+#include "tests/gpu/device_test.h"
 
 namespace own_streams_test {  // its functions are registered under their full names
 namespace {
 
-using namespace std::chrono_literals;
-using stitch::ErrorCode;
-using stitch::rpc_async;
-using stitch::rpc_sync;
-using stitch::RRef;
+using namespace stitch::testing::device_names;  // NOLINT
 using stitch::rpc::StreamSet;
-using stitch::testing::all_are;
-using stitch::testing::Cluster;
-using stitch::testing::device;
-using stitch::testing::error_of;
-using stitch::testing::eventually;
-using stitch::testing::filled;
-using stitch::testing::has_text;
-namespace fake = stitch::testing::fake_device;
 
-class OwnStreams : public ::testing::TestWithParam<std::int64_t> {
- protected:
-  void TearDown() override { EXPECT_TRUE(fake::take_violations().empty()); }
-};
+class OwnStreams : public ::testing::TestWithParam<std::int64_t> {};
 INSTANTIATE_TEST_SUITE_P(FewAndManyBytes, OwnStreams, ::testing::Values(8, 100'000));
+
+TEST(DefaultStreams, WaitForWhatTheCurrentOneHas) {
+  const at::Tensor written = filled(1, 1, {8});
+  at::Tensor read = filled(1, 2, {8});
+  const c10::Stream own = fake::pool_stream(device(1));
+  {
+    const fake::Hold hold(own);
+    {
+      const c10::StreamGuard guard(own);
+      fake::fill_later(written, 5);
+      stitch::rpc::default_streams_wait_for_current();
+    }
+    read.copy_(written, /*non_blocking=*/true);
+    EXPECT_TRUE(fake::has_queued_work(device(1)));
+  }
+  EXPECT_TRUE(all_are(read, 5));
+}
+
+TEST(DefaultStreams, AreWaitedForByTheCurrentOne) {
+  const at::Tensor written = filled(1, 1, {8});
+  at::Tensor read = filled(1, 2, {8});
+  const c10::StreamGuard guard(fake::pool_stream(device(1)));
+  {
+    const fake::Hold hold(fake::default_stream(device(1)));
+    {
+      const c10::StreamGuard standard(fake::default_stream(device(1)));
+      fake::fill_later(written, 5);
+    }
+    stitch::rpc::current_streams_wait_for_default();
+    read.copy_(written, /*non_blocking=*/true);
+    EXPECT_TRUE(fake::has_queued_work(device(1)));
+  }
+  EXPECT_TRUE(all_are(read, 5));
+}
+
+TEST(DefaultStreams, AndNothingElseNeedNotBeWaitedFor) {
+  const auto recorded = fake::gpu().calls("event_record");
+  EXPECT_EQ(fake::gpu().wait_until_idle(), "");
+  stitch::rpc::default_streams_wait_for_current();
+  stitch::rpc::current_streams_wait_for_default();
+  EXPECT_EQ(fake::gpu().calls("event_record"), recorded);
+}
 
 // A tensor that a stream of its own has yet to fill with 7.
 struct Late {
@@ -100,15 +124,14 @@ TEST(ThreadsWithoutADevice, CreateContextsOnDevicesThatTheyUseAndNoOthers) {
   const c10::Stream busy = fake::pool_stream(device(1));
   const c10::Stream other = fake::pool_stream(device(1));
   fake::Hold hold(device(1));
-  const at::Tensor tensor = at::empty({8}, at::TensorOptions().dtype(at::kFloat).device(device(1)));
   for (const c10::Stream& stream : {busy, fake::default_stream(device(1))}) {
     const c10::StreamGuard on(stream);
-    fake::fill_later(tensor, 1);
+    fake::fill_later(at::empty({8}, at::TensorOptions(at::kFloat).device(device(1))), 1);
   }
   const auto contexts_of = [](const auto& use) {
-    static_cast<void>(fake::take_contexts());
+    static_cast<void>(fake::gpu().take_contexts(0));
     std::thread(use).join();
-    return fake::take_contexts();
+    return fake::gpu().take_contexts(0);
   };
   const std::vector<int> own{1};
   const StreamSet streams({other});

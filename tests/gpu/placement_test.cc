@@ -1,35 +1,23 @@
-// Where tensors on devices are put: device maps, on(), containers, references, gradients. Over fake
-// devices.
+// Where tensors on devices are put: device maps, on(), containers, references, gradients. Over
+// the double of CUDA.
 #include <torch/nn/modules/linear.h>
 
 #include <cstdlib>
 
-#include "tests/gpu/device_tensors.h"
-#include "tests/gpu/fake_torch_device.h"
-#include "tests/support/world_test.h"
+#include "tests/gpu/device_test.h"
 
 namespace placement_test {  // its functions are registered under their full names
 namespace {
 
-using stitch::ErrorCode;
-using stitch::Future;
-using stitch::on;
-using stitch::Options;
-using stitch::PlacedTensor;
-using stitch::rpc_async;
-using stitch::rpc_sync;
-using stitch::rpc::DeviceMap;
-using stitch::testing::Cluster;
-using stitch::testing::error_of;
-using stitch::testing::has_text;
+using namespace stitch::testing::device_names;  // NOLINT
 
-[[maybe_unused]] const bool installed = stitch::testing::fake_device::install();
+[[maybe_unused]] const bool installed = stitch::testing::double_device::install(false);
 
 at::Tensor cuda(int index, float value, at::IntArrayRef sizes = {2, 3}) {
-  return stitch::testing::filled(index, value, sizes);
+  return filled(index, value, sizes);
 }
 bool holds(const at::Tensor& tensor, const std::string& device, float value) {
-  return tensor.device().str() == device && stitch::testing::all_are(tensor, value);
+  return tensor.device().str() == device && all_are(tensor, value);
 }
 std::map<std::string, std::string> swapped() {
   return {{"cuda:0", "cuda:1"}, {"cuda:1", "cuda:0"}};

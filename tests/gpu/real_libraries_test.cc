@@ -41,7 +41,6 @@ TEST(RealGpuLibraries, AnswerCleanlyWithoutADevice) {
   names.runtime = {runtime.path()};
   const GpuLibraries libraries(names);
   EXPECT_EQ(libraries.cuda(), nullptr);
-  EXPECT_EQ(libraries.devices(), 0);
   EXPECT_NE(libraries.why_no_cuda().find("cudaError"), std::string::npos)
       << libraries.why_no_cuda();
 }

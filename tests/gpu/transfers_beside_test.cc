@@ -1,7 +1,5 @@
 // The program beside the transfers: what its own calls of CUDA find, and what it keeps.
 
-#include <future>
-
 #include "tests/gpu/transfers_world.h"
 #include "tests/support/plain_test.h"
 
@@ -11,27 +9,13 @@ namespace {
 using namespace std::chrono_literals;
 using stitch::testing::eventually;
 
-// Runs `task` on that worker's lane of the device and waits for its end.
-void on_lane(TransfersWorld& world, std::size_t worker, int device,
-             const std::function<void(Lane&)>& task) {
-  Lane& lane = world.lanes(worker)->lane(device);
-  std::promise<void> done;
-  lane.post([&] {
-    task(lane);
-    done.set_value();
+// What the lane's stream for copies in gets from now on waits for the gate that is returned.
+int hold(TransfersWorld& world, std::size_t worker, int device) {
+  int gate = 0;
+  world.on_lane(worker, device, [&](Lane& lane) {
+    gate = world.gpu.hold(world.process(worker), lane.copies_in());
   });
-  done.get_future().wait();
-}
-
-// What the lane's stream gets from now on waits for the gate.
-void hold(TransfersWorld& world, std::size_t worker, int device, int gate,
-          cuda::Stream (Lane::*stream)() const noexcept) {
-  on_lane(world, worker, device, [&](Lane& lane) {
-    FakeGpu::Kernel kernel;
-    kernel.gate = gate;
-    EXPECT_EQ(world.gpu.launch(world.process(worker), (lane.*stream)(), std::move(kernel)),
-              cuda::kSuccess);
-  });
+  return gate;
 }
 
 // This thread of the test does what it likes while the program captures.
@@ -69,9 +53,7 @@ TEST(Beside, AGraphThatTheProgramCapturesStaysValidWhateverPathIsUsed) {
 }
 
 TEST(Beside, AProcessHasContextsOnTheDevicesThatItUsesAndNoOthers) {
-  TransfersWorld world({.gpu = {.devices = 4}, .adjust = [](std::size_t, auto& options) {
-                          options.reopen_backoff = 1ms;
-                        }});
+  TransfersWorld world({.gpu = {.devices = 4}, .adjust = with_short_pauses});
   ASSERT_EQ(world.cuda(0).set_device(1), cuda::kSuccess);
   ASSERT_EQ(world.cuda(1).set_device(2), cuda::kSuccess);
   world.await_path(0, 1, 1, 2, Path::nccl);
@@ -79,8 +61,8 @@ TEST(Beside, AProcessHasContextsOnTheDevicesThatItUsesAndNoOthers) {
   world.expect_arrival(0, 1, 1, 2, 5000, 'a');
   world.await_path(0, 1, 1, 2, Path::nccl);
   world.end();
-  EXPECT_EQ(world.gpu.contexts(0), std::vector<int>{1});
-  EXPECT_EQ(world.gpu.contexts(1), std::vector<int>{2});
+  EXPECT_EQ(world.gpu.take_contexts(0), std::vector<int>{1});
+  EXPECT_EQ(world.gpu.take_contexts(1), std::vector<int>{2});
 }
 
 TEST(Beside, MemoryMayBeReturnedToItsStreamWhenTheLanesHaveEnded) {
@@ -97,22 +79,22 @@ TEST(Beside, MemoryMayBeReturnedToItsStreamWhenTheLanesHaveEnded) {
 }
 
 TEST(Beside, StreamsOfLanesThatHaveEndedAreUsedAgain) {
-  FakeGpu world({.driving = FakeGpu::Driving::thread});
+  FakeGpu world;
   const auto streams = std::make_shared<KeptStreams>();
-  for (int i = 0; i < 3; ++i) {
-    Lanes lanes(world.cuda(), nullptr, streams);
+  const auto use = [](Lanes& lanes) {
     std::promise<void> done;
     lanes.lane(1).post([&] { done.set_value(); });
     done.get_future().wait();
+  };
+  for (int i = 0; i < 3; ++i) {
+    Lanes lanes(world.cuda(), nullptr, streams);
+    use(lanes);
     EXPECT_EQ(world.live_streams(), KeptStreams::kStreams);
   }
   Lanes two(world.cuda(), nullptr, streams);
   Lanes more(world.cuda(), nullptr, streams);
-  for (Lanes* const lanes : {&two, &more}) {
-    std::promise<void> done;
-    lanes->lane(1).post([&] { done.set_value(); });
-    done.get_future().wait();
-  }
+  use(two);
+  use(more);
   EXPECT_EQ(world.live_streams(), 2 * KeptStreams::kStreams) << "no two lanes have the same";
 }
 
@@ -137,18 +119,15 @@ TEST(Beside, ACallThatFailsGivesBackNoMemoryThatIsInUse) {
       SCOPED_TRACE(function + std::string(", ") + short_name(path).data());
       TransfersWorld world({.processes = {0, path == Path::local ? 0 : 1},
                             .gpu = {.hardware_queues = 0},
-                            .adjust = [](std::size_t, DeviceTransfers::Options& options) {
-                              options.use_nccl = false;
-                            }});
+                            .adjust = without_nccl});
       const int to_device = path == Path::staging ? 1 : 0;
       world.await_path(0, 0, 1, to_device, path);
-      const int gate = world.gpu.make_gate();
-      hold(world, 1, to_device, gate, &Lane::copies_in);
+      const int gate = hold(world, 1, to_device);
       const auto copies = world.gpu.calls("memcpy_async", world.process(1));
       const auto transfer = world.start(0, 0, 1, to_device, 5 * kMegabyte, 'a');
       const int process = world.process(1);
       // All events are in use from now on.
-      on_lane(world, 1, to_device, [&](Lane& lane) {
+      world.on_lane(1, to_device, [&](Lane& lane) {
         for (int i = 0; i < 40; ++i) lane.when_done(lane.copies_in(), [](cuda::Status) {});
         world.gpu.inject(process, function, cuda::kInvalidValue);
       });
@@ -170,8 +149,7 @@ TEST(Beside, ALaneWhoseDeviceHangsEndsWithoutWaitingForIt) {
        }});
   const auto kept = world.start(0, 0, 1, 1, 5000, 'a');  // whose memory is not freed meanwhile
   world.wait(*kept);
-  const int gate = world.gpu.make_gate();
-  hold(world, 1, 1, gate, &Lane::copies_in);
+  const int gate = hold(world, 1, 1);
   const auto copies = world.gpu.calls("memcpy_async", 1);
   const auto transfer = world.start(0, 0, 1, 1, 5000, 'b');
   ASSERT_TRUE(eventually([&] { return world.gpu.calls("memcpy_async", 1) > copies; }));

@@ -2,7 +2,6 @@
 // its peer's.
 
 #include <cstring>
-#include <future>
 
 #include "stitch/transport/gpu/transfer_frames.h"
 #include "tests/gpu/transfers_world.h"
@@ -11,38 +10,22 @@
 namespace stitch::transport::gpu::test::transfers_hostile_test {
 namespace {
 
-using namespace std::chrono_literals;
 using stitch::testing::error_of;
 using stitch::testing::eventually;
 
-void only_staging(std::size_t, DeviceTransfers::Options& options) { options.use_nccl = false; }
-
-class Hostile : public ::testing::Test {
- protected:
-  // Whether worker `to` refuses a frame of the other.
-  static bool refused(TransfersWorld& world, const base::Bytes& frame, std::size_t to = 1) {
-    try {
-      world.transfers[to]->on_frame(1 - to, frame.span());
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), ErrorCode::protocol) << error.what();
-      return true;
-    }
-    return false;
+// Whether worker `to` refuses a frame of the other.
+bool refused(TransfersWorld& world, const base::Bytes& frame, std::size_t to = 1) {
+  try {
+    world.transfers[to]->on_frame(1 - to, frame.span());
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::protocol) << error.what();
+    return true;
   }
-  // Runs `task` on a lane of worker 1 and waits for its end.
-  static void on_lane(TransfersWorld& world, const std::function<void(Lane&)>& task) {
-    Lane& lane = world.lanes(1)->lane(1);
-    std::promise<void> done;
-    lane.post([&] {
-      task(lane);
-      done.set_value();
-    });
-    done.get_future().wait();
-  }
-};
+  return false;
+}
 
 // A broken communicator still runs the transfer when the same id is asked for again.
-TEST_F(Hostile, AnIdThatIsUsedAgainIsNotTheTransferOfABrokenCommunicator) {
+TEST(Hostile, AnIdThatIsUsedAgainIsNotTheTransferOfABrokenCommunicator) {
   constexpr std::size_t kBytes = 5 * kMegabyte;
   constexpr std::size_t kChunk = 2 * kMegabyte;
   TransfersWorld world({});
@@ -52,12 +35,8 @@ TEST_F(Hostile, AnIdThatIsUsedAgainIsNotTheTransferOfABrokenCommunicator) {
   world.gpu.inject(0, "group_end", nccl::kSuccess);  // nothing is launched at the source
   const auto first = world.start(0, 0, 1, 1, kBytes, 'a');
   ASSERT_TRUE(eventually([&] { return world.gpu.calls("nccl_recv", 1) > received; }));
-  const int gate = world.gpu.make_gate();
-  on_lane(world, [&](Lane& lane) {  // what the communicator has launched does not end
-    FakeGpu::Kernel kernel;
-    kernel.gate = gate;
-    EXPECT_EQ(world.gpu.launch(world.process(1), lane.nccl(), std::move(kernel)), cuda::kSuccess);
-  });
+  int gate = 0;  // what the communicator has launched does not end
+  world.on_lane(1, 1, [&](Lane& lane) { gate = world.gpu.hold(1, lane.nccl()); });
   world.network->pause(0);
   world.transfers[1]->on_frame(0, encode(CancelFrame{id, 12, "no"}).span());
 
@@ -85,11 +64,11 @@ TEST_F(Hostile, AnIdThatIsUsedAgainIsNotTheTransferOfABrokenCommunicator) {
   };
   give(0);
   const auto written = world.gpu.calls("memcpy_async", 1);
-  on_lane(world, [](Lane&) {});
+  world.on_lane(1, 1, [](Lane&) {});
   EXPECT_GE(world.gpu.calls("memcpy_async", 1), written);
   world.gpu.open_gate(gate);
   ASSERT_TRUE(eventually([&] { return world.lanes(1)->lane(1).launched() == 0; }));
-  on_lane(world, [](Lane&) {});
+  world.on_lane(1, 1, [](Lane&) {});
   EXPECT_TRUE(refused(world, rts)) << "it has been asked for again";
   EXPECT_EQ(arrived, 0);
   give(kChunk);
@@ -101,10 +80,11 @@ TEST_F(Hostile, AnIdThatIsUsedAgainIsNotTheTransferOfABrokenCommunicator) {
   EXPECT_EQ(world.cuda(1).free(memory), cuda::kSuccess);
 }
 
-TEST_F(Hostile, ACommunicatorIsTestedOnce) {
+TEST(Hostile, ACommunicatorIsTestedOnce) {
   TransfersWorld world({});
   world.expect_arrival(0, 1, 1, 1, 5000, 'a');  // on one GPU: they know each other, and no more
-  ASSERT_TRUE(world.lanes(1)->lane(1).hold(std::chrono::steady_clock::now() + 20s));
+  ASSERT_TRUE(
+      world.lanes(1)->lane(1).hold(std::chrono::steady_clock::now() + std::chrono::seconds(20)));
   const auto first = world.start(0, 0, 1, 1, 5000, 'b');  // begins to open one
   // The source's own test is on its way, or has come; a second one is none of its doing.
   RtsFrame test{0, Path::nccl, {0, 1, 1}, 0, 1};
@@ -116,7 +96,7 @@ TEST_F(Hostile, ACommunicatorIsTestedOnce) {
 }
 
 // Each aborts the one before it, on a thread of its own.
-TEST_F(Hostile, CommunicatorsThatAreOpenedOneAfterAnotherAreFewAtATime) {
+TEST(Hostile, CommunicatorsThatAreOpenedOneAfterAnotherAreFewAtATime) {
   TransfersWorld world({});
   world.expect_arrival(0, 1, 1, 1, 5000, 'a');
   world.network->pause(0);
@@ -124,14 +104,7 @@ TEST_F(Hostile, CommunicatorsThatAreOpenedOneAfterAnotherAreFewAtATime) {
     return encode(CommOpenFrame{{source, 1, epoch}, nccl::version_code(2, 28, 9), 4096, {}});
   };
   EXPECT_TRUE(refused(world, open(2, 1))) << "of a device that its sender does not have";
-  ASSERT_EQ(world.cuda(1).set_device(1), cuda::kSuccess);
-  cuda::Stream stream = nullptr;
-  ASSERT_EQ(world.cuda(1).stream_create_with_priority(&stream, cuda::kStreamNonBlocking, 0),
-            cuda::kSuccess);
-  FakeGpu::Kernel kernel;
-  const int gate = world.gpu.make_gate();
-  kernel.gate = gate;
-  ASSERT_EQ(world.gpu.launch(world.process(1), stream, std::move(kernel)), cuda::kSuccess);
+  EndlessKernel busy(world, 1, 1);
   world.gpu.set_sync_on_alloc(true);  // none is made before the gate opens
   const auto made = [&world] { return world.gpu.calls("nccl_comm_init_rank_config", 1); };
   const auto before = made();
@@ -141,15 +114,14 @@ TEST_F(Hostile, CommunicatorsThatAreOpenedOneAfterAnotherAreFewAtATime) {
     ASSERT_TRUE(eventually([&] { return made() == before + epoch; })) << epoch;
   }
   world.gpu.set_sync_on_alloc(false);
-  world.gpu.open_gate(gate);
+  busy.end();
   EXPECT_TRUE(eventually([&] { return world.gpu.open_communicators(1) == 0; }));
   EXPECT_EQ(made(), before + 4);
-  EXPECT_EQ(world.cuda(1).stream_destroy(stream), cuda::kSuccess);
   world.network->resume(0);
 }
 
-TEST_F(Hostile, ADestinationGrantsNoMoreChunksThanItHasSlotsFor) {
-  TransfersWorld world({.adjust = only_staging});
+TEST(Hostile, ADestinationGrantsNoMoreChunksThanItHasSlotsFor) {
+  TransfersWorld world({.adjust = without_nccl});
   world.expect_arrival(0, 0, 1, 1, 1000, 'a');
   world.network->pause(1);
   const auto transfer = world.start(0, 0, 1, 1, 20 * kMegabyte, 'b');
@@ -162,10 +134,10 @@ TEST_F(Hostile, ADestinationGrantsNoMoreChunksThanItHasSlotsFor) {
   EXPECT_TRUE(eventually([&] { return transfer->sent == 1; }));
 }
 
-TEST_F(Hostile, RefusedTransfersThatAreNeverAnnouncedAreFewOrEndTheirPeer) {
+TEST(Hostile, RefusedTransfersThatAreNeverAnnouncedAreFewOrEndTheirPeer) {
   constexpr std::size_t kMany = 100;
   TransfersWorld world({.adjust = [](std::size_t worker, DeviceTransfers::Options& options) {
-    only_staging(worker, options);
+    without_nccl(worker, options);
     options.max_transfers_per_peer = kMany;
   }});
   const Error why(ErrorCode::overloaded, "not wanted");
@@ -185,21 +157,23 @@ TEST_F(Hostile, RefusedTransfersThatAreNeverAnnouncedAreFewOrEndTheirPeer) {
             ErrorCode::protocol);
 }
 
-TEST_F(Hostile, ARefusedTransferByNcclBreaksNoCommunicator) {
+TEST(Hostile, ARefusedTransferByNcclBreaksNoCommunicator) {
   TransfersWorld world({});
   world.await_path(0, 0, 1, 1, Path::nccl);
   for (int i = 0; i < 5; ++i) {
     const auto refused = world.start(0, 0, 1, 1, 5000, 'a', 0, false);
     world.wait(*refused);
     ASSERT_TRUE(refused->send_error);
+    EXPECT_TRUE(refused->send_error->remote());
+    EXPECT_TRUE(says(refused->send_error->what(), "not wanted"));
   }
   world.expect_arrival(0, 0, 1, 1, 5000, 'b');
-  EXPECT_EQ(world.transfers[0]->counters().breaks + world.transfers[1]->counters().breaks, 0U);
+  EXPECT_EQ(world.breaks(), 0U);
   EXPECT_EQ(world.lanes(0)->lane(0).pending(), 0U);
 }
 
-TEST_F(Hostile, ATextThatIsTooLongIsRefused) {
-  TransfersWorld world({.adjust = only_staging});
+TEST(Hostile, ATextThatIsTooLongIsRefused) {
+  TransfersWorld world({.adjust = without_nccl});
   world.expect_arrival(0, 0, 1, 1, 1000, 'a');
   base::Bytes cancel = encode(CancelFrame{9, 12, std::string(2048, 'x')});
   EXPECT_FALSE(refused(world, cancel));
@@ -211,10 +185,8 @@ TEST_F(Hostile, ATextThatIsTooLongIsRefused) {
 }
 
 // Its announced size is the peer's word alone.
-TEST_F(Hostile, ATransferOfAnAbsurdSizeByNcclFailsAndNoMore) {
-  TransfersWorld world({.adjust = [](std::size_t, DeviceTransfers::Options& options) {
-    options.reopen_backoff = 1ms;
-  }});
+TEST(Hostile, ATransferOfAnAbsurdSizeByNcclFailsAndNoMore) {
+  TransfersWorld world({.adjust = with_short_pauses});
   world.await_path(0, 0, 1, 1, Path::nccl);
   constexpr std::size_t kAbsurd = std::size_t{1} << 62;
   constexpr TransferId kId = 77'777;

@@ -9,13 +9,6 @@ namespace {
 using namespace std::chrono_literals;
 using stitch::testing::eventually;
 
-void with_short_pauses(std::size_t, DeviceTransfers::Options& options) {
-  options.reopen_backoff = 1ms;
-}
-void with_long_pauses(std::size_t, DeviceTransfers::Options& options) {
-  options.reopen_backoff = 1h;
-}
-
 std::uint64_t failures(const TransfersWorld& world, std::size_t worker, std::size_t peer,
                        Path path) {
   std::uint64_t sum = 0;
@@ -23,17 +16,6 @@ std::uint64_t failures(const TransfersWorld& world, std::size_t worker, std::siz
     if (each.peer == peer && each.path == path) sum += each.failures;
   }
   return sum;
-}
-
-// A kernel of the program, on a stream that this makes, keeps device 0 of worker 0 busy until the
-// gate opens.
-void run_until(TransfersWorld& world, int gate, cuda::Stream& stream) {
-  ASSERT_EQ(world.cuda(0).set_device(0), cuda::kSuccess);
-  ASSERT_EQ(world.cuda(0).stream_create_with_priority(&stream, cuda::kStreamNonBlocking, 0),
-            cuda::kSuccess);
-  FakeGpu::Kernel kernel;
-  kernel.gate = gate;
-  ASSERT_EQ(world.gpu.launch(world.process(0), stream, std::move(kernel)), cuda::kSuccess);
 }
 
 // Transfers to worker 1 until it has refused the communicator for them.
@@ -120,6 +102,7 @@ TEST(Retry, CopiesBetweenDevicesThatFailTheirTestAreTestedAgain) {
   world.gpu.inject(0, "memcpy_peer_async", cuda::kInvalidValue);
   world.await_path(0, 0, 1, 1, Path::peer);
   EXPECT_EQ(failures(world, 0, 1, Path::peer), 1U);
+  EXPECT_TRUE(says(world.said(0, 1).at(0), "peer copies cannot be tested"));
 }
 
 // libtorch's memory may be mapped in ways of its own: what is tested is of that kind.
@@ -147,34 +130,21 @@ TEST(Retry, CopiesBetweenDevicesAreTestedWithMemoryOfTheLayerAbove) {
 
 // The memory of the test at the source waits for the source's device, on its lane.
 TEST(Retry, TestingCopiesBetweenDevicesHoldsUpNothingThatIsForTheDestination) {
-  TransfersWorld world(
-      {.workers = 3,
-       .processes = {0, 0, 1},
-       .adjust = [](std::size_t, DeviceTransfers::Options& options) { options.use_nccl = false; }});
+  TransfersWorld world({.workers = 3, .processes = {0, 0, 1}, .adjust = without_nccl});
   world.expect_arrival(2, 0, 1, 1, 5000, 'a');  // by staging, whose memory is there from now on
   world.expect_arrival(0, 0, 1, 0, 5000, 'b');  // they know each other
   const int begin = world.gpu.make_gate();
   const auto tested = world.start(0, 0, 1, 1, 5000, 'c', begin);
   const auto next = world.start(2, 0, 1, 1, 5000, 'd', begin);
-  const int gate = world.gpu.make_gate();
-  cuda::Stream stream = nullptr;
-  ASSERT_NO_FATAL_FAILURE(run_until(world, gate, stream));
+  EndlessKernel busy(world, 0, 0);
   world.gpu.set_sync_on_alloc(true);
   world.gpu.open_gate(begin);
   // Its own test is what waits for the device of the kernel.
   EXPECT_TRUE(eventually([&] { return next->ended.load(); }));
-  world.gpu.open_gate(gate);
+  busy.end();
   world.wait(*tested);
   world.gpu.set_sync_on_alloc(false);
   world.await_path(0, 0, 1, 1, Path::peer);
-  EXPECT_EQ(world.cuda(0).stream_destroy(stream), cuda::kSuccess);
-}
-
-TEST(Retry, ACommunicatorThatDoesNotOpenIsOpenedAgain) {
-  TransfersWorld world({.adjust = with_short_pauses});
-  world.gpu.inject(1, "comm_init_rank_config", nccl::kSystemError);
-  world.await_path(0, 0, 1, 1, Path::nccl);
-  EXPECT_GE(failures(world, 0, 1, Path::nccl), 1U);  // a slow one may be late, too
 }
 
 // Where NCCL's own allocations wait for a device that hangs, the time limits come all the same.
@@ -186,17 +156,14 @@ TEST(Retry, ACommunicatorThatCannotBeMadeHoldsUpNoTimeLimit) {
   world.expect_arrival(0, 1, 1, 1, 5000, 'a');  // on one GPU: they know each other, and no more
   const int begin = world.gpu.make_gate();
   const auto transfer = world.start(0, 0, 1, 1, 5000, 'b', begin);
-  const int gate = world.gpu.make_gate();
-  cuda::Stream stream = nullptr;
-  ASSERT_NO_FATAL_FAILURE(run_until(world, gate, stream));
+  EndlessKernel busy(world, 0, 0);
   world.gpu.set_sync_on_alloc(true);
   world.gpu.open_gate(begin);
   EXPECT_TRUE(eventually([&] { return failures(world, 0, 1, Path::nccl) > 0; }));
-  world.gpu.open_gate(gate);
+  busy.end();
   world.wait(*transfer);
   world.gpu.set_sync_on_alloc(false);
   world.await_path(0, 0, 1, 1, Path::nccl);
-  EXPECT_EQ(world.cuda(0).stream_destroy(stream), cuda::kSuccess);
 }
 
 // A pause begins anew only once the path has carried something, not when it has passed its test.

@@ -11,12 +11,9 @@ using namespace std::chrono_literals;
 using stitch::testing::eventually;
 
 // What is launched by NCCL on that device begins when the gate is open.
-void hold(TransfersWorld& world, std::size_t worker, int device, int gate) {
-  ASSERT_EQ(world.cuda(worker).set_device(device), cuda::kSuccess);
-  FakeGpu::Kernel kernel;
-  kernel.gate = gate;
-  const cuda::Stream stream = world.lanes(worker)->lane(device).nccl();
-  ASSERT_EQ(world.gpu.launch(world.process(worker), stream, std::move(kernel)), cuda::kSuccess);
+int hold(TransfersWorld& world, std::size_t worker, int device) {
+  EXPECT_EQ(world.cuda(worker).set_device(device), cuda::kSuccess);
+  return world.gpu.hold(world.process(worker), world.lanes(worker)->lane(device).nccl());
 }
 
 void expect_all(TransfersWorld& world,
@@ -32,8 +29,7 @@ TEST(Stalls, SendsAndReceivesOfADeviceAreOnOneStream) {
   TransfersWorld world({.gpu = {.hardware_queues = 0}});
   world.await_path(0, 0, 1, 1, Path::nccl);
   world.await_path(1, 1, 0, 0, Path::nccl);
-  const int gate = world.gpu.make_gate();
-  hold(world, 0, 0, gate);
+  const int gate = hold(world, 0, 0);
   const std::size_t before = world.gpu.calls("nccl_group_end", 0);
   const auto sent = world.start(0, 0, 1, 1, 5000, 'a');
   const auto received = world.start(1, 1, 0, 0, 5000, 'b');
@@ -56,8 +52,7 @@ TEST(Stalls, WhatIsBehindATransferThatStallsGoesByStagingToo) {
   world.await_path(0, 0, 1, 1, Path::nccl);
   world.await_path(0, 0, 2, 2, Path::nccl);
   const auto staged = world.count(0, 2, Path::staging, true).messages;
-  const int gate = world.gpu.make_gate();
-  hold(world, 1, 1, gate);
+  const int gate = hold(world, 1, 1);
   std::vector<std::shared_ptr<TestTransfer>> all;
   for (std::size_t i = 0; i <= TransferOrder::Limits().launched_by_pair; ++i)
     all.push_back(world.start(0, 0, 1, 1, 5000, 'a'));

@@ -28,7 +28,6 @@ FakeGpu::Options machine(std::uint64_t seed) {
   options.hardware_queues = seed % 3 == 0 ? 1 : seed % 3 == 1 ? 2 : 8;
   options.sync_on_alloc = seed % 2 == 0;
   options.sync_on_free = seed % 4 == 0;
-  options.lazy_loading = seed % 5 == 0;
   return options;
 }
 

@@ -23,48 +23,33 @@ struct Way {
   int to_device;
 };
 
-struct Call {
-  const char* function;
-  int limit = 3;  // of calls to fail one after another
-  bool is_nccl = false;
-};
 // Those that a lane makes once, when it is made: without them its device cannot be used.
-constexpr Call kFirst[] = {
-    {"set_device"},
-    {"thread_exchange_stream_capture_mode"},
-    {"device_get_stream_priority_range"},
-    {"stream_create_with_priority"},
-};
-constexpr Call kCuda[] = {
-    {"malloc"},
-    {"free"},
-    {"host_alloc"},
-    {"free_host"},
-    {"memcpy_async"},
-    {"memcpy_peer_async"},
-    {"memset_async"},
-    {"stream_query"},
-    {"event_create_with_flags"},
-    {"event_record"},
-    {"event_query"},
-    {"device_can_access_peer"},
-    {"device_enable_peer_access"},
-};
-constexpr Call kNccl[] = {
-    {"get_unique_id", 3, true},
-    {"comm_init_rank_config", 3, true},
-    {"comm_get_async_error", 3, true},
-    {"send", 3, true},
-    {"recv", 3, true},
-    {"group_start", 3, true},
-    {"group_end", 3, true},
-};
+constexpr const char* kFirst[] = {"set_device", "thread_exchange_stream_capture_mode",
+                                  "device_get_stream_priority_range",
+                                  "stream_create_with_priority"};
+constexpr const char* kCuda[] = {"malloc",
+                                 "free",
+                                 "host_alloc",
+                                 "free_host",
+                                 "memcpy_async",
+                                 "memcpy_peer_async",
+                                 "memset_async",
+                                 "stream_query",
+                                 "event_create_with_flags",
+                                 "event_record",
+                                 "event_query",
+                                 "device_can_access_peer",
+                                 "device_enable_peer_access"};
+constexpr const char* kNccl[] = {
+    "get_unique_id", "comm_init_rank_config", "comm_get_async_error", "send", "recv", "group_start",
+    "group_end"};
+constexpr int kLimit = 3;  // of calls to fail one after another
 
 class Sweep {
  public:
-  Sweep(const Way& way, int process, const Call& call, int nth)
+  Sweep(const Way& way, int process, const std::string& function, int nth)
       : way_(way),
-        call_(call),
+        function_(function),
         world_({.processes = {0, way.one_process ? 0 : 1},
                 .max_delay = 0us,
                 .adjust = [&](std::size_t, DeviceTransfers::Options& options) {
@@ -74,10 +59,10 @@ class Sweep {
                   options.stall_timeout = 1s;
                 }}) {
     world_.gpu.spare_this_host();
-    if (call.is_nccl) {
-      world_.gpu.inject(process, call.function, nccl::kSystemError, nth);
+    if (std::count(std::begin(kNccl), std::end(kNccl), function) > 0) {
+      world_.gpu.inject(process, function, nccl::kSystemError, nth);
     } else {
-      world_.gpu.inject(process, call.function, cuda::kInvalidValue, nth);
+      world_.gpu.inject(process, function, cuda::kInvalidValue, nth);
     }
   }
 
@@ -117,31 +102,30 @@ class Sweep {
     }
   }
   void check_leaks() {
-    const std::string function = call_.function;
     for (const int device : {0, 1}) {
-      if (function != "free") {
+      if (function_ != "free") {
         EXPECT_EQ(world_.gpu.device_memory_used(device), 0U) << "device " << device;
       }
     }
-    if (function != "free_host") {
+    if (function_ != "free_host") {
       EXPECT_EQ(world_.gpu.pinned_memory_used(), 0U);
     }
     EXPECT_EQ(world_.gpu.live_events(), 0U);
   }
 
   const Way way_;
-  const Call call_;
+  const std::string function_;
   TransfersWorld world_;
 };
 
-void sweep(const Way& way, std::span<const Call> calls, bool is_usable_afterwards = true) {
+void sweep(const Way& way, std::span<const char* const> calls, bool is_usable_afterwards = true) {
   // Each process is source and destination.
   const int process = way.one_process ? 0 : 1;
   int failed = 0;
-  for (const Call& call : calls) {
-    for (int nth = 1; nth <= call.limit; ++nth) {
+  for (const char* const call : calls) {
+    for (int nth = 1; nth <= kLimit; ++nth) {
       SCOPED_TRACE(std::string(short_name(way.path)) + ": call " + std::to_string(nth) + " of " +
-                   call.function + "()");
+                   call + "()");
       const bool came = Sweep(way, process, call, nth).run(is_usable_afterwards);
       if (::testing::Test::HasFailure()) return;
       if (!came) break;

@@ -101,7 +101,7 @@ void TestNetwork::run(std::size_t worker) {
 }
 
 TransfersWorld::TransfersWorld(Options options)
-    : gpu(with_thread(options.gpu)),
+    : gpu(options.gpu),
       network(std::make_unique<TestNetwork>(options.workers, options.gpu.seed, options.max_delay)),
       processes_(options.processes),
       closed_(options.workers) {
@@ -180,26 +180,24 @@ std::shared_ptr<TestTransfer> TransfersWorld::start(std::size_t from, int from_d
   transfer->value = value;
   // The source's memory and event go when the last of the transfer does.
   struct Source {
-    const CudaApi* cuda;
-    int device;
+    FakeGpu& gpu;
+    int process, device;
     void* memory = nullptr;
     cuda::Event event = nullptr;
     cuda::Stream stream = nullptr;
     ~Source() {
-      int before = 0;
-      (void)cuda->get_device(&before);
-      (void)cuda->set_device(device);
-      if (memory != nullptr) (void)cuda->free(memory);
-      if (event != nullptr) (void)cuda->event_destroy(event);
-      if (stream != nullptr) (void)cuda->stream_destroy(stream);
-      (void)cuda->set_device(before);
-      (void)cuda->get_last_error();
+      const CudaApi& api = gpu.cuda(process);
+      const int before = gpu.current_device(process);
+      (void)api.set_device(device);
+      if (memory != nullptr) (void)api.free(memory);
+      if (event != nullptr) (void)api.event_destroy(event);
+      if (stream != nullptr) (void)api.stream_destroy(stream);
+      (void)api.set_device(before);
+      (void)api.get_last_error();
     }
   };
-  auto source = std::make_shared<Source>();
+  const std::shared_ptr<Source> source(new Source{gpu, process(from), from_device});
   const CudaApi& api = cuda(from);
-  source->cuda = &api;
-  source->device = from_device;
   EXPECT_EQ(api.set_device(from_device), cuda::kSuccess);
   EXPECT_EQ(api.stream_create_with_priority(&source->stream, cuda::kStreamNonBlocking, 0),
             cuda::kSuccess);
@@ -207,23 +205,17 @@ std::shared_ptr<TestTransfer> TransfersWorld::start(std::size_t from, int from_d
   if (bytes > 0) {
     EXPECT_EQ(api.malloc(&source->memory, bytes), cuda::kSuccess);
     if (source->memory == nullptr) return nullptr;
-    FakeGpu::Kernel kernel;
-    kernel.name = "fill";
-    kernel.writes = {{source->memory, bytes}};
-    kernel.body = [memory = source->memory, bytes, value] {
-      std::fill_n(static_cast<char*>(memory), bytes, value);
-    };
-    kernel.gate = gate;
-    EXPECT_EQ(gpu.launch(process(from), source->stream, std::move(kernel)), cuda::kSuccess);
+    EXPECT_EQ(gpu.fill(process(from), source->stream, source->memory, bytes, value, gate),
+              cuda::kSuccess);
   }
   EXPECT_EQ(api.event_record(source->event, source->stream), cuda::kSuccess);
-  const TransferId id =
-      transfers[from]->send(to, to_device, {from_device, source->memory, bytes}, source->event,
-                            source, [this, ends = transfer->ends](std::optional<Error> error) {
-                              ends->send_error = std::move(error);
-                              ++ends->sent;
-                              ended(*ends);
-                            });
+  const TransferId id = transfers[from]->new_id();
+  transfers[from]->send(id, to, to_device, {from_device, source->memory, bytes}, source->event,
+                        source, [this, ends = transfer->ends](std::optional<Error> error) {
+                          ends->send_error = std::move(error);
+                          ++ends->sent;
+                          ended(*ends);
+                        });
   // Moved on: the thread that reads is not the last to have it, as that calls CUDA.
   network->send(from, to, [this, from, to, id, transfer, receive]() mutable {
     const Reading reading(gpu);
@@ -251,9 +243,8 @@ void TransfersWorld::receive(std::size_t worker, std::size_t from, TransferId id
       (void)api.get_last_error();
       return {};
     }
-    std::shared_ptr<void> owner(memory, [&api, device, stream](void* freed) {
-      int before = 0;
-      (void)api.get_device(&before);
+    std::shared_ptr<void> owner(memory, [this, worker, &api, device, stream](void* freed) {
+      const int before = gpu.current_device(process(worker));
       (void)api.set_device(device);
       // As an allocator does that hands memory out again once its stream is done with it.
       cuda::Event event = nullptr;
@@ -313,6 +304,32 @@ void TransfersWorld::expect_arrival(std::size_t from, int from_device, std::size
   const auto transfer = start(from, from_device, to, to_device, bytes, value);
   ASSERT_NO_FATAL_FAILURE(wait(*transfer));
   expect_bytes(*transfer);
+}
+
+void TransfersWorld::expect_arrivals(int count, std::size_t from, int from_device, std::size_t to,
+                                     int to_device, std::size_t bytes) {
+  std::vector<std::shared_ptr<TestTransfer>> started;
+  for (int i = 0; i < count; ++i)
+    started.push_back(start(from, from_device, to, to_device, bytes, static_cast<char>('a' + i)));
+  for (const auto& each : started) {
+    ASSERT_NO_FATAL_FAILURE(wait(*each));
+    expect_bytes(*each);
+  }
+}
+
+std::uint64_t TransfersWorld::breaks() const {
+  return transfers[0]->counters().breaks + transfers[1]->counters().breaks;
+}
+
+void TransfersWorld::on_lane(std::size_t worker, int device,
+                             const std::function<void(Lane&)>& task) {
+  Lane& lane = lanes(worker)->lane(device);
+  std::promise<void> done;
+  lane.post([&] {
+    task(lane);
+    done.set_value();
+  });
+  done.get_future().wait();
 }
 
 void TransfersWorld::await_path(std::size_t from, int from_device, std::size_t to, int to_device,

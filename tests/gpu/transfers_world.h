@@ -25,6 +25,11 @@ namespace stitch::transport::gpu::test {
 
 inline constexpr std::size_t kMegabyte = std::size_t{1} << 20;
 
+inline ::testing::AssertionResult says(const std::string& text, const std::string& part) {
+  if (text.find(part) != std::string::npos) return ::testing::AssertionSuccess();
+  return ::testing::AssertionFailure() << "\"" << part << "\" is not in:\n" << text;
+}
+
 // Carries what workers send each other: each gets its frames on one thread of its own, those of one
 // sender in order, after random delays. Thread contract: any thread.
 class TestNetwork {
@@ -86,6 +91,16 @@ struct TestTransfer {
   std::atomic<bool>& ended = ends->ended;
 };
 
+inline void without_nccl(std::size_t, DeviceTransfers::Options& options) {
+  options.use_nccl = false;
+}
+inline void with_short_pauses(std::size_t, DeviceTransfers::Options& options) {
+  options.reopen_backoff = std::chrono::milliseconds(1);
+}
+inline void with_long_pauses(std::size_t, DeviceTransfers::Options& options) {
+  options.reopen_backoff = std::chrono::hours(1);
+}
+
 // Workers over the double, each a process of its own unless `processes` says which it shares, with
 // DeviceTransfers over a TestNetwork. Everything has ended when it is destroyed.
 class TransfersWorld {
@@ -117,6 +132,13 @@ class TransfersWorld {
   void await_path(std::size_t from, int from_device, std::size_t to, int to_device, Path path);
   [[nodiscard]] DeviceTransfers::PathCount count(std::size_t worker, std::size_t peer, Path path,
                                                  bool sent) const;
+  // Starts so many, waits for all, and checks their bytes.
+  void expect_arrivals(int count, std::size_t from, int from_device, std::size_t to, int to_device,
+                       std::size_t bytes);
+  // Of both workers of a world of two.
+  [[nodiscard]] std::uint64_t breaks() const;
+  // Runs `task` on that worker's lane of the device and waits for its end.
+  void on_lane(std::size_t worker, int device, const std::function<void(Lane&)>& task);
   void lose(std::size_t worker);
   // Ends all but the machine; the destructor does it, too.
   void end();
@@ -143,10 +165,6 @@ class TransfersWorld {
   std::string may_come;
 
  private:
-  static FakeGpu::Options with_thread(FakeGpu::Options options) {
-    options.driving = FakeGpu::Driving::thread;
-    return options;
-  }
   void receive(std::size_t worker, std::size_t from, TransferId id,
                std::shared_ptr<TestTransfer> transfer);
   void ended(TestTransfer::Ends& ends);
@@ -168,9 +186,7 @@ class EndlessKernel {
     EXPECT_EQ(world.cuda(worker).set_device(device), cuda::kSuccess);
     EXPECT_EQ(world.cuda(worker).stream_create_with_priority(&stream_, cuda::kStreamNonBlocking, 0),
               cuda::kSuccess);
-    FakeGpu::Kernel kernel;
-    kernel.gate = gate_ = world.gpu.make_gate();
-    EXPECT_EQ(world.gpu.launch(world.process(worker), stream_, std::move(kernel)), cuda::kSuccess);
+    gate_ = world.gpu.hold(world.process(worker), stream_);
   }
   ~EndlessKernel() { EXPECT_EQ(world_.cuda(worker_).stream_destroy(stream_), cuda::kSuccess); }
   EndlessKernel(const EndlessKernel&) = delete;

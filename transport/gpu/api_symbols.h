@@ -5,14 +5,9 @@
 
 #define STITCH_CUDA_RUNTIME_FUNCTIONS(X)                                      \
   X(get_device_count, cudaGetDeviceCount)                                     \
-  X(get_device, cudaGetDevice)                                                \
   X(set_device, cudaSetDevice)                                                \
   X(runtime_get_version, cudaRuntimeGetVersion)                               \
-  X(driver_get_version, cudaDriverGetVersion)                                 \
-  X(device_get_pci_bus_id, cudaDeviceGetPCIBusId)                             \
-  X(mem_get_info, cudaMemGetInfo)                                             \
   X(device_get_stream_priority_range, cudaDeviceGetStreamPriorityRange)       \
-  X(device_synchronize, cudaDeviceSynchronize)                                \
   X(malloc, cudaMalloc)                                                       \
   X(free, cudaFree)                                                           \
   X(host_alloc, cudaHostAlloc)                                                \
@@ -24,14 +19,12 @@
   X(stream_destroy, cudaStreamDestroy)                                        \
   X(stream_query, cudaStreamQuery)                                            \
   X(stream_synchronize, cudaStreamSynchronize)                                \
-  X(stream_wait_event, cudaStreamWaitEvent)                                   \
   X(stream_is_capturing, cudaStreamIsCapturing)                               \
   X(thread_exchange_stream_capture_mode, cudaThreadExchangeStreamCaptureMode) \
   X(event_create_with_flags, cudaEventCreateWithFlags)                        \
   X(event_destroy, cudaEventDestroy)                                          \
   X(event_record, cudaEventRecord)                                            \
   X(event_query, cudaEventQuery)                                              \
-  X(event_synchronize, cudaEventSynchronize)                                  \
   X(device_can_access_peer, cudaDeviceCanAccessPeer)                          \
   X(device_enable_peer_access, cudaDeviceEnablePeerAccess)                    \
   X(get_last_error, cudaGetLastError)                                         \
@@ -46,8 +39,6 @@
   X(get_unique_id, ncclGetUniqueId)                \
   X(comm_init_rank_config, ncclCommInitRankConfig) \
   X(comm_get_async_error, ncclCommGetAsyncError)   \
-  X(comm_finalize, ncclCommFinalize)               \
-  X(comm_destroy, ncclCommDestroy)                 \
   X(comm_abort, ncclCommAbort)                     \
   X(send, ncclSend)                                \
   X(recv, ncclRecv)                                \

@@ -68,17 +68,21 @@ Error Communicators::error_of(NcclPair& pair, nccl::Result result, const std::st
 
 // --- which there are ---
 
+const Communicators::Slot* Communicators::source_slot(PeerId to, int device, int to_device) const {
+  const auto at = slots_.find(
+      {to, End::source, static_cast<std::uint32_t>(device), static_cast<std::uint32_t>(to_device)});
+  return at == slots_.end() ? nullptr : &at->second;
+}
+
 PathState Communicators::state(PeerId to, int device, int to_device) const {
   if (transfers_.own_nccl() == 0 || lanes_.quarantined(device) || lanes_.held(device)) {
     return PathState::closed;
   }
   const base::MutexLock lock(mutex_);
-  const auto at = slots_.find(
-      {to, End::source, static_cast<std::uint32_t>(device), static_cast<std::uint32_t>(to_device)});
-  if (at == slots_.end()) return PathState::untried;
-  const Slot& slot = at->second;
-  if (slot.pair == nullptr) return slot.pause.over() ? PathState::untried : PathState::closed;
-  return slot.pair->state == NcclPair::State::open ? PathState::open : PathState::opening;
+  const Slot* const slot = source_slot(to, device, to_device);
+  if (slot == nullptr) return PathState::untried;
+  if (slot->pair == nullptr) return slot->pause.over() ? PathState::untried : PathState::closed;
+  return slot->pair->state == NcclPair::State::open ? PathState::open : PathState::opening;
 }
 
 void Communicators::worked(PeerId to, int device, int to_device) {
@@ -448,10 +452,9 @@ void Communicators::on_test_finished(PeerId from, const FinishedFrame& frame) {
 Communicators::Entered Communicators::announce(PeerId to, int device, int to_device,
                                                TransferId id) {
   const base::MutexLock lock(mutex_);
-  const auto at = slots_.find(
-      {to, End::source, static_cast<std::uint32_t>(device), static_cast<std::uint32_t>(to_device)});
-  if (at == slots_.end() || at->second.pair == nullptr) return {};
-  const PairPtr& pair = at->second.pair;
+  const Slot* const slot = source_slot(to, device, to_device);
+  if (slot == nullptr || slot->pair == nullptr) return {};
+  const PairPtr& pair = slot->pair;
   if (pair->state != NcclPair::State::open) return {};
   const auto clock = pair->lane->announce(pair->token, id).clock;
   if (!clock) return {};

@@ -125,6 +125,9 @@ class Communicators {
     std::vector<PairPtr> accepted{};  // destination: those that may not have ended yet
   };
 
+  // Null: there is none.
+  [[nodiscard]] const Slot* source_slot(PeerId to, int device, int to_device) const
+      STITCH_REQUIRES(mutex_);
   [[nodiscard]] PairPtr find(PeerId peer, End end, const PairName& name) const
       STITCH_REQUIRES(mutex_);
   [[nodiscard]] bool has_room(const Lane& lane, PairPtr& unused) const STITCH_REQUIRES(mutex_);

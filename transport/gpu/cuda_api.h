@@ -14,8 +14,6 @@ enum Status : int {
   kSuccess = 0,
   kInvalidValue = 1,
   kOutOfMemory = 2,
-  kNoDevice = 100,
-  kInsufficientDriver = 35,
   kNotReady = 600,
   kPeerAccessAlreadyEnabled = 704,
   kIllegalAddress = 700,
@@ -28,9 +26,9 @@ using Event = EventTag*;    // cudaEvent_t
 struct Uuid {               // CUuuid
   char bytes[16];
 };
-enum CopyKind : int { kHostToDevice = 1, kDeviceToHost = 2, kDeviceToDevice = 3, kAnyCopy = 4 };
-enum CaptureStatus : int { kCaptureNone = 0, kCaptureActive = 1, kCaptureInvalidated = 2 };
-enum CaptureMode : int { kCaptureGlobal = 0, kCaptureThreadLocal = 1, kCaptureRelaxed = 2 };
+enum CopyKind : int { kHostToDevice = 1, kDeviceToHost = 2, kDeviceToDevice = 3 };
+enum CaptureStatus : int { kCaptureNone = 0, kCaptureActive = 1 };
+enum CaptureMode : int { kCaptureGlobal = 0, kCaptureRelaxed = 2 };
 
 inline constexpr unsigned kStreamNonBlocking = 1;   // cudaStreamNonBlocking
 inline constexpr unsigned kEventDisableTiming = 2;  // cudaEventDisableTiming
@@ -42,16 +40,10 @@ inline constexpr unsigned kHostAllocPortable = 1;   // cudaHostAllocPortable
 // calling thread's current device as CUDA's do.
 struct CudaApi {
   cuda::Status (*get_device_count)(int* count);
-  cuda::Status (*get_device)(int* device);
   cuda::Status (*set_device)(int device);
-  cuda::Status (*runtime_get_version)(int* version);  // 13000 for 13.0
-  cuda::Status (*driver_get_version)(int* version);
-  cuda::Status (*device_get_pci_bus_id)(char* id, int length, int device);
+  cuda::Status (*runtime_get_version)(int* version);     // 13000 for 13.0
   int (*device_get_uuid)(cuda::Uuid* uuid, int device);  // cuDeviceGetUuid
-  cuda::Status (*mem_get_info)(std::size_t* free, std::size_t* total);
   cuda::Status (*device_get_stream_priority_range)(int* least, int* greatest);
-  // Waits for everything on the device. For the end of a lane and for tests: never on a hot path.
-  cuda::Status (*device_synchronize)();
 
   cuda::Status (*malloc)(void** memory, std::size_t bytes);
   cuda::Status (*free)(void* memory);
@@ -68,7 +60,6 @@ struct CudaApi {
   cuda::Status (*stream_destroy)(cuda::Stream stream);
   cuda::Status (*stream_query)(cuda::Stream stream);
   cuda::Status (*stream_synchronize)(cuda::Stream stream);
-  cuda::Status (*stream_wait_event)(cuda::Stream stream, cuda::Event event, unsigned flags);
   cuda::Status (*stream_is_capturing)(cuda::Stream stream, cuda::CaptureStatus* status);
 
   // Sets how captures of other threads restrict the calls of this thread; `mode` gets what it was.
@@ -78,7 +69,6 @@ struct CudaApi {
   cuda::Status (*event_destroy)(cuda::Event event);
   cuda::Status (*event_record)(cuda::Event event, cuda::Stream stream);
   cuda::Status (*event_query)(cuda::Event event);  // kSuccess or kNotReady
-  cuda::Status (*event_synchronize)(cuda::Event event);
 
   cuda::Status (*device_can_access_peer)(int* can, int device, int peer);
   cuda::Status (*device_enable_peer_access)(int peer, unsigned flags);

@@ -116,21 +116,15 @@ class DeviceTransfers {
   DeviceTransfers(const DeviceTransfers&) = delete;
   DeviceTransfers& operator=(const DeviceTransfers&) = delete;
 
+  // For send(), and for the message that names the transfer, which is sent before that.
+  [[nodiscard]] TransferId new_id();
   // Starts to send `source` to device `to_device` of `to` once `ready` has happened: an event
   // recorded on the stream that produces the bytes; null: they are there now. `keep_alive` owns the
   // bytes and the event; it is kept until nothing reads them any more, which may be after `done` if
   // that gets an error. Throws Error(invalid_argument) for a device that is not there or null
   // bytes.
-  TransferId send(PeerId to, int to_device, DeviceSpan source, cuda::Event ready,
-                  std::shared_ptr<const void> keep_alive, Done done) {
-    const TransferId id = new_id();
-    send_as(id, to, to_device, source, ready, std::move(keep_alive), std::move(done));
-    return id;
-  }
-  // The same in two steps, for a message that names the transfer and is sent before it begins.
-  [[nodiscard]] TransferId new_id();
-  void send_as(TransferId id, PeerId to, int to_device, DeviceSpan source, cuda::Event ready,
-               std::shared_ptr<const void> keep_alive, Done done);
+  void send(TransferId id, PeerId to, int to_device, DeviceSpan source, cuda::Event ready,
+            std::shared_ptr<const void> keep_alive, Done done);
 
   // Receives the transfer `id` of `from`. To be called as soon as the message that names it has
   // been read, before any user code runs: the source's later transfers may wait for it. The

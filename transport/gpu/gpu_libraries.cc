@@ -60,14 +60,11 @@ GpuLibraries::GpuLibraries(const CudaApi* cuda, const NcclApi* nccl, const std::
     : has_cuda_(cuda != nullptr), has_nccl_(cuda != nullptr && nccl != nullptr) {
   if (has_cuda_) {
     cuda_ = *cuda;
-    cuda_.get_device_count(&devices_);
-    cuda_.runtime_get_version(&cuda_version_);
   } else {
     why_no_cuda_ = why_not;
   }
   if (has_nccl_) {
     nccl_ = *nccl;
-    nccl_.get_version(&nccl_version_);
   } else {
     why_no_nccl_ = why_not;
   }
@@ -98,30 +95,30 @@ void GpuLibraries::look_for_cuda(const Names& names) {
     }
     std::string why_not = fill(cuda_, runtime, driver);
     if (why_not.empty()) {
-      const cuda::Status status = cuda_.get_device_count(&devices_);
-      cuda_.runtime_get_version(&cuda_version_);
+      int devices = 0;
+      int version = 0;
+      const cuda::Status status = cuda_.get_device_count(&devices);
+      cuda_.runtime_get_version(&version);
       if (status != cuda::kSuccess) {
         cuda_.get_last_error();  // no error of ours stays for the program to find
         why_not = std::string(cuda_.get_error_string(status)) + " (" +
                   cuda_.get_error_name(status) + ", from " + runtime.path() + ")";
-      } else if (devices_ == 0) {
+      } else if (devices == 0) {
         why_not = runtime.path() + " sees none";
-      } else if (cuda_version_ < kOldestCuda) {
-        why_not = runtime.path() + " is of CUDA " + cuda_version_text(cuda_version_) +
-                  "; at least " + cuda_version_text(kOldestCuda) + " is needed";
+      } else if (version < kOldestCuda) {
+        why_not = runtime.path() + " is of CUDA " + cuda_version_text(version) + "; at least " +
+                  cuda_version_text(kOldestCuda) + " is needed";
       }
     }
     if (why_not.empty()) {
       has_cuda_ = true;
       why_no_cuda_.clear();
-      cuda_path_ = runtime.path();
       return;
     }
     if (why_no_cuda_.empty()) why_no_cuda_ = "no CUDA device: " + why_not;
     std::erase(left, runtime.name());
   }
   cuda_ = CudaApi{};
-  devices_ = cuda_version_ = 0;
 }
 
 void GpuLibraries::look_for_nccl(const Names& names) {
@@ -132,30 +129,21 @@ void GpuLibraries::look_for_nccl(const Names& names) {
   }
   std::string why_not = fill(nccl_, library);
   if (why_not.empty()) {
-    const nccl::Result result = nccl_.get_version(&nccl_version_);
+    int version = 0;
+    const nccl::Result result = nccl_.get_version(&version);
     if (result != nccl::kSuccess) {
       why_not = library.path() + " does not tell its version: " + nccl_.get_error_string(result);
-    } else if (nccl_version_ < kOldestNccl) {
-      why_not = library.path() + " is NCCL " + nccl_version_text(nccl_version_) + "; at least " +
+    } else if (version < kOldestNccl) {
+      why_not = library.path() + " is NCCL " + nccl_version_text(version) + "; at least " +
                 nccl_version_text(kOldestNccl) + " is needed";
     }
   }
   if (!why_not.empty()) {
     why_no_nccl_ = "no NCCL: " + why_not;
     nccl_ = NcclApi{};
-    nccl_version_ = 0;
     return;
   }
   has_nccl_ = true;
-  nccl_path_ = library.path();
-}
-
-std::string GpuLibraries::description() const {
-  if (!has_cuda_) return why_no_cuda_;
-  const auto from = [](const std::string& path) { return path.empty() ? "" : " (" + path + ")"; };
-  return std::to_string(devices_) + (devices_ == 1 ? " device, CUDA " : " devices, CUDA ") +
-         cuda_version_text(cuda_version_) + from(cuda_path_) + ", " +
-         (has_nccl_ ? "NCCL " + nccl_version_text(nccl_version_) + from(nccl_path_) : why_no_nccl_);
 }
 
 }  // namespace stitch::transport::gpu

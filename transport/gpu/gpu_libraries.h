@@ -44,14 +44,6 @@ class GpuLibraries {
   // there is one.
   [[nodiscard]] const std::string& why_no_cuda() const { return why_no_cuda_; }
   [[nodiscard]] const std::string& why_no_nccl() const { return why_no_nccl_; }
-  // Devices that this process sees.
-  [[nodiscard]] int devices() const { return devices_; }
-  // As the libraries say, 13000 and 22809 for example; 0 where there is none.
-  [[nodiscard]] int cuda_version() const { return cuda_version_; }
-  [[nodiscard]] int nccl_version() const { return nccl_version_; }
-  // For a log: "2 devices, CUDA 13.0 (<path>), NCCL 2.28.9 (<path>)".
-  [[nodiscard]] std::string description() const;
-
   // Makes of_process() return other tables while it lives; for tests. One at a time, made and
   // destroyed while no other thread uses the libraries.
   class Override {
@@ -71,8 +63,6 @@ class GpuLibraries {
   const std::shared_ptr<KeptStreams> streams_ = std::make_shared<KeptStreams>();
   bool has_cuda_ = false, has_nccl_ = false;
   std::string why_no_cuda_, why_no_nccl_;
-  std::string cuda_path_, nccl_path_;
-  int devices_ = 0, cuda_version_ = 0, nccl_version_ = 0;
 };
 
 // "2.28.9" for 22809, "13.0" for 13000.

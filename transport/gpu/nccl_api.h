@@ -67,8 +67,6 @@ struct NcclApi {
   nccl::Result (*comm_init_rank_config)(nccl::Comm* comm, int ranks, nccl::UniqueId id, int rank,
                                         nccl::Config* config);
   nccl::Result (*comm_get_async_error)(nccl::Comm comm, nccl::Result* result);
-  nccl::Result (*comm_finalize)(nccl::Comm comm);
-  nccl::Result (*comm_destroy)(nccl::Comm comm);
   nccl::Result (*comm_abort)(nccl::Comm comm);
   nccl::Result (*send)(const void* memory, std::size_t count, nccl::DataType type, int peer,
                        nccl::Comm comm, cuda::Stream stream);

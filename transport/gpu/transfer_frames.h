@@ -11,8 +11,9 @@
 #include "stitch/transport/gpu/nccl_api.h"
 #include "stitch/transport/gpu/path_choice.h"
 
-// The frames of device transfers, byte for byte as PROTOCOL.md has them. encode() never fails;
-// decode() throws Error(protocol) for bytes that no correct peer sends. Any thread.
+// The frames of device transfers, byte for byte as PROTOCOL.md has them: each a kind and fields.
+// encode() never fails; decode() throws Error(protocol) for bytes that no correct peer sends. Any
+// thread.
 namespace stitch::transport::gpu {
 
 enum class FrameKind : std::uint8_t {
@@ -101,34 +102,11 @@ struct CommBreakFrame {
   std::string text;
 };
 
-[[nodiscard]] base::Bytes encode(const HelloFrame& frame);
-[[nodiscard]] base::Bytes encode(const RtsFrame& frame);
-[[nodiscard]] base::Bytes encode(const CtsFrame& frame);
-[[nodiscard]] base::Bytes encode(const RetryFrame& frame);
-[[nodiscard]] base::Bytes encode(const DeclineFrame& frame);
-[[nodiscard]] base::Bytes encode(const GrantFrame& frame);
-[[nodiscard]] base::Bytes encode(const DataFrame& frame);
-[[nodiscard]] base::Bytes encode(const FinishedFrame& frame);
-[[nodiscard]] base::Bytes encode(const CancelFrame& frame);
-[[nodiscard]] base::Bytes encode(const ForgetFrame& frame);
-[[nodiscard]] base::Bytes encode(const CommOpenFrame& frame);
-[[nodiscard]] base::Bytes encode(const CommReadyFrame& frame);
-[[nodiscard]] base::Bytes encode(const CommBreakFrame& frame);
-
+template <class Frame>
+[[nodiscard]] base::Bytes encode(const Frame& frame);
 [[nodiscard]] FrameKind kind_of(std::span<const std::byte> frame);
-// REQUIRES: the frame has that kind.
-[[nodiscard]] HelloFrame decode_hello(std::span<const std::byte> frame);
-[[nodiscard]] RtsFrame decode_rts(std::span<const std::byte> frame);
-[[nodiscard]] CtsFrame decode_cts(std::span<const std::byte> frame);
-[[nodiscard]] RetryFrame decode_retry(std::span<const std::byte> frame);
-[[nodiscard]] DeclineFrame decode_decline(std::span<const std::byte> frame);
-[[nodiscard]] GrantFrame decode_grant(std::span<const std::byte> frame);
-[[nodiscard]] DataFrame decode_data(std::span<const std::byte> frame);  // refers to `frame`
-[[nodiscard]] FinishedFrame decode_finished(std::span<const std::byte> frame);
-[[nodiscard]] CancelFrame decode_cancel(std::span<const std::byte> frame);
-[[nodiscard]] ForgetFrame decode_forget(std::span<const std::byte> frame);
-[[nodiscard]] CommOpenFrame decode_comm_open(std::span<const std::byte> frame);
-[[nodiscard]] CommReadyFrame decode_comm_ready(std::span<const std::byte> frame);
-[[nodiscard]] CommBreakFrame decode_comm_break(std::span<const std::byte> frame);
+// REQUIRES: the bytes have the kind of that frame. A DataFrame refers to them.
+template <class Frame>
+[[nodiscard]] Frame decode(std::span<const std::byte> bytes);
 
 }  // namespace stitch::transport::gpu

@@ -56,7 +56,6 @@ class TransferOrder {
   // transfers that are not launched leave the order; those launched count until finish(). Returns
   // the numbers of those that left. Nothing for a pair that is not there.
   std::vector<std::uint64_t> drop_pair(Pair pair);
-  [[nodiscard]] bool has_pair(Pair pair) const { return pairs_.contains(pair); }
 
   // Source: the bytes of the transfer are ready. Its entry is tentative until agree(). Returns the
   // clock value for its RTS; nothing when the pair is not there or the clock has reached its limit:

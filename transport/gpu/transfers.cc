@@ -45,9 +45,8 @@ DeviceTransfers::DeviceTransfers(Options options)
 DeviceTransfers::~DeviceTransfers() { transfers_->shutdown(std::chrono::steady_clock::now()); }
 
 TransferId DeviceTransfers::new_id() { return transfers_->new_id(); }
-void DeviceTransfers::send_as(TransferId id, PeerId to, int to_device, DeviceSpan source,
-                              cuda::Event ready, std::shared_ptr<const void> keep_alive,
-                              Done done) {
+void DeviceTransfers::send(TransferId id, PeerId to, int to_device, DeviceSpan source,
+                           cuda::Event ready, std::shared_ptr<const void> keep_alive, Done done) {
   transfers_->send(id, to, to_device, source, ready, std::move(keep_alive), std::move(done));
 }
 void DeviceTransfers::receive(PeerId from, TransferId id, int device, std::size_t bytes,
@@ -202,19 +201,19 @@ void Transfers::on_frame(PeerId from, std::span<const std::byte> frame) {
   }
   switch (kind_of(frame)) {
     case FrameKind::hello:
-      return on_hello(from, decode_hello(frame));
+      return on_hello(from, decode<HelloFrame>(frame));
     case FrameKind::rts: {
-      const RtsFrame rts = decode_rts(frame);
+      const RtsFrame rts = decode<RtsFrame>(frame);
       return rts.id == 0 ? communicators_.accept_test(from, rts) : on_rts(from, rts);
     }
     case FrameKind::cts:
-      return communicators_.on_cts(from, decode_cts(frame));
+      return communicators_.on_cts(from, decode<CtsFrame>(frame));
     case FrameKind::decline:
-      return on_retry(from, decode_decline(frame).id, "DECLINE");
+      return on_retry(from, decode<DeclineFrame>(frame).id, "DECLINE");
     case FrameKind::retry:
-      return on_retry(from, decode_retry(frame).id, "RETRY");
+      return on_retry(from, decode<RetryFrame>(frame).id, "RETRY");
     case FrameKind::grant: {
-      const GrantFrame grant = decode_grant(frame);
+      const GrantFrame grant = decode<GrantFrame>(frame);
       const OutgoingPtr transfer = find_outgoing(from, grant.id);
       if (transfer == nullptr) return;
       {
@@ -224,25 +223,25 @@ void Transfers::on_frame(PeerId from, std::span<const std::byte> frame) {
       return staging_.on_grant(transfer, grant);
     }
     case FrameKind::data: {
-      const DataFrame data = decode_data(frame);
+      const DataFrame data = decode<DataFrame>(frame);
       const IncomingPtr transfer = find_incoming(from, data.id);
       return transfer == nullptr ? void() : staging_.on_data(transfer, data);
     }
     case FrameKind::finished: {
-      const FinishedFrame finished = decode_finished(frame);
+      const FinishedFrame finished = decode<FinishedFrame>(frame);
       return finished.id == 0 ? communicators_.on_test_finished(from, finished)
                               : on_finished(from, finished);
     }
     case FrameKind::cancel:
-      return on_cancel(from, decode_cancel(frame));
+      return on_cancel(from, decode<CancelFrame>(frame));
     case FrameKind::forget:
-      return on_forget(from, decode_forget(frame));
+      return on_forget(from, decode<ForgetFrame>(frame));
     case FrameKind::comm_open:
-      return communicators_.on_comm_open(from, decode_comm_open(frame));
+      return communicators_.on_comm_open(from, decode<CommOpenFrame>(frame));
     case FrameKind::comm_ready:
-      return communicators_.on_comm_ready(from, decode_comm_ready(frame));
+      return communicators_.on_comm_ready(from, decode<CommReadyFrame>(frame));
     case FrameKind::comm_break:
-      return communicators_.on_comm_break(from, decode_comm_break(frame));
+      return communicators_.on_comm_break(from, decode<CommBreakFrame>(frame));
   }
 }
 
@@ -789,13 +788,8 @@ void Transfers::finish(const IncomingPtr& transfer, std::optional<Error> error) 
 
 // --- by NCCL ---
 
-void Transfers::launch_done(const NcclPair& pair, TransferId id) {
-  if (pair.end == TransferOrder::End::destination) {
-    const IncomingPtr transfer = find_incoming(pair.peer, id);
-    if (transfer != nullptr) finish(transfer, transfer->no_memory);
-    return;
-  }
-  const OutgoingPtr transfer = find_outgoing(pair.peer, id);
+void Transfers::stop_reading(PeerId to, TransferId id) {
+  const OutgoingPtr transfer = find_outgoing(to, id);
   if (transfer == nullptr) return;
   {
     const base::MutexLock lock(mutex_);
@@ -804,24 +798,22 @@ void Transfers::launch_done(const NcclPair& pair, TransferId id) {
   end_if_settled(transfer);
 }
 
+void Transfers::launch_done(const NcclPair& pair, TransferId id) {
+  if (pair.end == TransferOrder::End::source) return stop_reading(pair.peer, id);
+  const IncomingPtr transfer = find_incoming(pair.peer, id);
+  if (transfer != nullptr) finish(transfer, transfer->no_memory);
+}
+
 void Transfers::left(const PairPtr& pair, TransferId id) {
   if (id == 0) return;  // a test
-  if (pair->end == TransferOrder::End::destination) {
-    const IncomingPtr transfer = find_incoming(pair->peer, id);
-    if (transfer == nullptr) return;
-    {
-      const base::MutexLock lock(mutex_);
-      if (transfer->pair != pair) return;  // cancelled since, and its id used again
-    }
-    return retry(transfer);
-  }
-  const OutgoingPtr transfer = find_outgoing(pair->peer, id);
+  if (pair->end == TransferOrder::End::source) return stop_reading(pair->peer, id);
+  const IncomingPtr transfer = find_incoming(pair->peer, id);
   if (transfer == nullptr) return;
   {
     const base::MutexLock lock(mutex_);
-    transfer->reading = false;
+    if (transfer->pair != pair) return;  // cancelled since, and its id used again
   }
-  end_if_settled(transfer);
+  retry(transfer);
 }
 
 void Transfers::fail(const PairPtr& pair, TransferId id, const Error& why) {

@@ -170,6 +170,8 @@ class Transfers : public std::enable_shared_from_this<Transfers> {
   void start(const IncomingPtr& transfer);  // it is announced and asked for
   void start_nccl(const IncomingPtr& transfer, const RtsFrame& rts);
   void end_if_settled(const OutgoingPtr& transfer);
+  // NCCL reads the bytes no more.
+  void stop_reading(PeerId to, TransferId id);
   bool end(const OutgoingPtr& transfer, std::optional<Error> error);
   // Whether it has ended now, announced by its source; `tell`: that is told of an error, if need be
   // when it announces the transfer once more.

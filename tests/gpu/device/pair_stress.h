@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -9,36 +10,34 @@
 
 namespace stitch::transport::gpu::check {
 
-// Some processes on one GPU, all of which send each other bytes of random sizes by one path at the
-// same time, while each allocates and frees memory of the device: nothing waits for another that
-// waits for it, and no communicator breaks.
-struct Stress {
-  Path path = Path::nccl;
-  std::chrono::seconds time{0};
-  int processes = 2;
-  int number = 0;         // of this one
-  std::string peers{};    // of the others: "NUMBER:SOCKET,..."; empty: it starts the others
-  std::string meeting{};  // as in pair_check
-};
-
-// The others, started by process 0, and its sockets to them. Kills those that have not ended.
+// This program, started again as processes 1 and up of so many, with `words` and its number and
+// sockets to all others, which process 0 has, too. Those that have not ended are killed. Thread
+// contract: one thread.
 class OtherProcesses {
  public:
-  explicit OtherProcesses(const Stress& stress);
-  ~OtherProcesses();
+  OtherProcesses(std::vector<std::string> words, int processes);
+  ~OtherProcesses() { kill_all(); }
   OtherProcesses(const OtherProcesses&) = delete;
   OtherProcesses& operator=(const OtherProcesses&) = delete;
+  // Of process 0, as peers_of() reads them.
   [[nodiscard]] const std::string& peers() const noexcept { return peers_; }
   // Waits for their ends; whether all have passed.
   [[nodiscard]] bool end();
+  void kill_all();
 
  private:
   std::vector<int> processes_;
   std::string peers_;
 };
 
-// Throws std::runtime_error for what goes wrong. `peers` as in Stress.
-void run_stress(const Stress& stress, const std::string& peers,
+// "NUMBER:SOCKET,...": sockets to other processes by their numbers.
+[[nodiscard]] std::map<int, int> peers_of(const std::string& text);
+
+// Process `number` of some on one GPU, all of which send each other bytes of random sizes by one
+// path at the same time, while each allocates and frees memory of the device: nothing waits for
+// another that waits for it, and no communicator breaks. Throws std::runtime_error for what goes
+// wrong.
+void run_stress(Path path, std::chrono::seconds time, int number, const std::string& peers,
                 const std::shared_ptr<Lanes>& lanes);
 
 }  // namespace stitch::transport::gpu::check

@@ -1,6 +1,6 @@
 #include "tests/gpu/double/fake_cuda.h"
 
-#include <cstdio>
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -8,6 +8,8 @@ namespace stitch::transport::gpu::test {
 namespace {
 
 using cuda::Status;
+
+constexpr auto kNoSuchDevice = static_cast<Status>(101);
 
 // A handle: never an address, never used again.
 template <typename Handle>
@@ -21,29 +23,13 @@ FakeMemory::Actor actor_of(const Op& op, int device = -1) {
 
 }  // namespace
 
-int FakeCuda::device_count(int process) const {
-  const auto visible = machine_.visible.find(process);
-  return visible == machine_.visible.end() ? machine_.options.devices
-                                           : static_cast<int>(visible->second.size());
-}
-
-int FakeCuda::physical(int process, int device) const {
-  if (device < 0 || device >= device_count(process)) return -1;
-  const auto visible = machine_.visible.find(process);
-  if (visible == machine_.visible.end()) return device;
-  return visible->second[static_cast<std::size_t>(device)];
-}
-
-int FakeCuda::current_device(const Caller& caller) const {
-  return physical(caller.process, caller.in.device);
-}
+bool FakeCuda::exists(int device) const { return device >= 0 && device < machine_.options.devices; }
 
 FakeStream* FakeCuda::find(Caller& caller, cuda::Stream stream, const char* function) {
   if (stream == nullptr) {
-    const int device = current_device(caller);
-    FakeStream*& found = machine_.default_streams[{caller.process, device}];
+    FakeStream*& found = machine_.default_streams[{caller.process, caller.in.device}];
     if (found == nullptr) {
-      found = &machine_.make_stream(caller.process, device, false);
+      found = &machine_.make_stream(caller.process, caller.in.device, false);
       found->is_default = true;
     }
     return found;
@@ -67,67 +53,36 @@ FakeEvent* FakeCuda::find_event(Caller& caller, cuda::Event event, const char* f
   return found->second.get();
 }
 
-void FakeCuda::wait_for_room(Caller& caller, FakeStream& stream) {
-  const auto room = [&] { return stream.unfinished < machine_.options.launch_limit; };
-  machine_.block_until(caller, "a launch on the full stream " + std::to_string(stream.id), room,
-                       [&] { return std::vector<OpPtr>{stream.tail}; });
-}
-
 bool FakeCuda::implicit_sync(Caller& caller, bool wanted, const char* what) {
-  if (!wanted) return true;
-  return machine_.wait_until_device_idle(caller, current_device(caller),
+  return !wanted ||
+         machine_.wait_until_device_idle(caller, caller.in.device,
                                          std::string(what) + "(), which waits for the device");
 }
 
 // --- devices ------------------------------------------------------------------------------------
 
-Status FakeCuda::get_device_count(Caller& caller, int* count) {
-  *count = device_count(caller.process);
-  return *count == 0 ? cuda::kNoDevice : cuda::kSuccess;
-}
-
-Status FakeCuda::get_device(Caller& caller, int* device) {
-  *device = caller.in.device;
+Status FakeCuda::get_device_count(Caller&, int* count) {
+  *count = machine_.options.devices;
   return cuda::kSuccess;
 }
 
 Status FakeCuda::set_device(Caller& caller, int device) {
-  if (physical(caller.process, device) < 0) return static_cast<Status>(101);
+  if (!exists(device)) return kNoSuchDevice;
   caller.in.device = device;
-  machine_.contexts.insert({caller.process, physical(caller.process, device)});  // as of CUDA 12
+  machine_.contexts.insert({caller.process, device});  // as of CUDA 12
   return cuda::kSuccess;
 }
 
 Status FakeCuda::runtime_get_version(Caller&, int* version) {
-  *version = machine_.options.cuda_version;
+  *version = 13000;
   return cuda::kSuccess;
 }
 
-Status FakeCuda::driver_get_version(Caller&, int* version) {
-  *version = machine_.options.cuda_version;
-  return cuda::kSuccess;
-}
-
-Status FakeCuda::device_get_pci_bus_id(Caller& caller, char* id, int length, int device) {
-  const int number = physical(caller.process, device);
-  if (number < 0 || length < 13) return cuda::kInvalidValue;
-  std::snprintf(id, static_cast<std::size_t>(length), "0000:%02X:00.0",
-                static_cast<unsigned>(number + 1) & 0xff);
-  return cuda::kSuccess;
-}
-
-int FakeCuda::device_get_uuid(Caller& caller, cuda::Uuid* uuid, int device) {
-  const int number = physical(caller.process, device);
-  if (number < 0) return 101;
+int FakeCuda::device_get_uuid(Caller&, cuda::Uuid* uuid, int device) {
+  if (!exists(device)) return kNoSuchDevice;
   std::memset(uuid->bytes, 0x5a, sizeof(uuid->bytes));
-  std::memcpy(uuid->bytes, &number, sizeof(number));
+  std::memcpy(uuid->bytes, &device, sizeof(device));
   return 0;
-}
-
-Status FakeCuda::mem_get_info(Caller& caller, std::size_t* free, std::size_t* total) {
-  *total = machine_.options.device_memory;
-  *free = *total - std::min(*total, machine_.memory.used(current_device(caller)));
-  return cuda::kSuccess;
 }
 
 Status FakeCuda::device_get_stream_priority_range(Caller&, int* least, int* greatest) {
@@ -136,25 +91,15 @@ Status FakeCuda::device_get_stream_priority_range(Caller&, int* least, int* grea
   return cuda::kSuccess;
 }
 
-Status FakeCuda::device_synchronize(Caller& caller) {
-  return machine_.wait_until_device_idle(caller, current_device(caller), "device_synchronize()")
-             ? cuda::kSuccess
-             : cuda::kLaunchFailure;
-}
-
 // --- memory -------------------------------------------------------------------------------------
 
 Status FakeCuda::malloc(Caller& caller, void** memory, std::size_t bytes) {
   *memory = nullptr;
   if (bytes == 0) return cuda::kSuccess;
-  if (!implicit_sync(caller, machine_.options.sync_on_alloc, "malloc")) {
-    return cuda::kLaunchFailure;
-  }
-  const int device = current_device(caller);
-  const std::size_t used = machine_.memory.used(device);
-  if (bytes > machine_.options.device_memory - std::min(machine_.options.device_memory, used)) {
-    return cuda::kOutOfMemory;
-  }
+  if (!implicit_sync(caller, machine_.options.sync_on_alloc, "malloc")) return cuda::kLaunchFailure;
+  const int device = caller.in.device;
+  const std::size_t all = machine_.options.device_memory;
+  if (bytes > all - std::min(all, machine_.memory.used(device))) return cuda::kOutOfMemory;
   *memory = machine_.memory.allocate(FakeMemory::Kind::device, caller.process, device, bytes,
                                      machine_.actor(caller, "malloc()"));
   return *memory == nullptr ? cuda::kOutOfMemory : cuda::kSuccess;
@@ -163,9 +108,8 @@ Status FakeCuda::malloc(Caller& caller, void** memory, std::size_t bytes) {
 Status FakeCuda::host_alloc(Caller& caller, void** memory, std::size_t bytes, unsigned) {
   *memory = nullptr;
   if (bytes == 0) return cuda::kSuccess;
-  if (!implicit_sync(caller, machine_.options.sync_on_alloc, "host_alloc")) {
+  if (!implicit_sync(caller, machine_.options.sync_on_alloc, "host_alloc"))
     return cuda::kLaunchFailure;
-  }
   *memory = machine_.memory.allocate(FakeMemory::Kind::pinned, caller.process, -1, bytes,
                                      machine_.actor(caller, "host_alloc()"));
   return *memory == nullptr ? cuda::kOutOfMemory : cuda::kSuccess;
@@ -189,20 +133,25 @@ Status FakeCuda::free_host(Caller& caller, void* memory) {
   return release(caller, FakeMemory::Kind::pinned, memory, "free_host");
 }
 
-Status FakeCuda::copy(Caller& caller, void* to, const void* from, std::size_t bytes,
-                      cuda::Stream handle, const char* what) {
-  FakeStream* const stream = find(caller, handle, what);
+Status FakeCuda::submit(cuda::Stream handle, Caller& caller, const std::string& what,
+                        std::size_t bytes, std::function<void(Op&)> execute, int gate) {
+  FakeStream* const stream = find(caller, handle, what.c_str());
   if (stream == nullptr) return kInvalidHandle;
-  wait_for_room(caller, *stream);
   const OpPtr op = machine_.make_op(*stream, what);
   op->duration = machine_.draw(bytes);
-  op->execute = [this, to, from, bytes](Op& self) {
+  op->gate = gate;
+  op->execute = std::move(execute);
+  machine_.submit(op, machine_.host_clock);
+  return cuda::kSuccess;
+}
+
+Status FakeCuda::copy(Caller& caller, void* to, const void* from, std::size_t bytes,
+                      cuda::Stream stream, const char* what) {
+  return submit(stream, caller, what, bytes, [this, to, from, bytes](Op& self) {
     const bool readable = machine_.memory.access(actor_of(self), from, bytes, false);
     const bool writable = machine_.memory.access(actor_of(self), to, bytes, true);
     if (readable && writable && bytes > 0) std::memmove(to, from, bytes);
-  };
-  machine_.submit(op, caller.host.clock);
-  return cuda::kSuccess;
+  });
 }
 
 Status FakeCuda::memcpy_async(Caller& caller, void* to, const void* from, std::size_t bytes,
@@ -211,46 +160,33 @@ Status FakeCuda::memcpy_async(Caller& caller, void* to, const void* from, std::s
     const FakeMemory::Place place = machine_.memory.find(memory);
     return place.block >= 0 && place.kind == FakeMemory::Kind::device;
   };
-  const bool wrong_kind =
-      kind != cuda::kAnyCopy &&
-      (on_device(to) != (kind == cuda::kHostToDevice || kind == cuda::kDeviceToDevice) ||
-       on_device(from) != (kind == cuda::kDeviceToHost || kind == cuda::kDeviceToDevice));
+  const bool wrong_kind = on_device(to) != (kind != cuda::kDeviceToHost) ||
+                          on_device(from) != (kind != cuda::kHostToDevice);
   if (bytes > 0 && wrong_kind) return cuda::kInvalidValue;
   return copy(caller, to, from, bytes, stream, "copy");
 }
 
 Status FakeCuda::memcpy_peer_async(Caller& caller, void* to, int to_device, const void* from,
                                    int from_device, std::size_t bytes, cuda::Stream stream) {
-  const FakeMemory::Place target = machine_.memory.find(to);
-  const FakeMemory::Place source = machine_.memory.find(from);
-  if (target.device < 0 || target.device != physical(caller.process, to_device) ||
-      source.device < 0 || source.device != physical(caller.process, from_device)) {
+  if (machine_.memory.find(to).device != to_device ||
+      machine_.memory.find(from).device != from_device)
     return cuda::kInvalidValue;
-  }
   return copy(caller, to, from, bytes, stream, "peer copy");
 }
 
 Status FakeCuda::memset_async(Caller& caller, void* memory, int value, std::size_t bytes,
-                              cuda::Stream handle) {
-  FakeStream* const stream = find(caller, handle, "memset_async");
-  if (stream == nullptr) return kInvalidHandle;
-  wait_for_room(caller, *stream);
-  const OpPtr op = machine_.make_op(*stream, "memset");
-  op->duration = machine_.draw(bytes);
-  op->execute = [this, memory, value, bytes](Op& self) {
-    if (machine_.memory.access(actor_of(self), memory, bytes, true) && bytes > 0) {
+                              cuda::Stream stream) {
+  return submit(stream, caller, "memset", bytes, [this, memory, value, bytes](Op& self) {
+    if (machine_.memory.access(actor_of(self), memory, bytes, true) && bytes > 0)
       std::memset(memory, value, bytes);
-    }
-  };
-  machine_.submit(op, caller.host.clock);
-  return cuda::kSuccess;
+  });
 }
 
 // --- streams and events -------------------------------------------------------------------------
 
 Status FakeCuda::stream_create_with_priority(Caller& caller, cuda::Stream* stream, unsigned flags,
                                              int) {
-  FakeStream& made = machine_.make_stream(caller.process, current_device(caller),
+  FakeStream& made = machine_.make_stream(caller.process, caller.in.device,
                                           (flags & cuda::kStreamNonBlocking) == 0);
   *stream = make_handle<cuda::Stream>(1, static_cast<std::uint64_t>(made.id) + 1);
   machine_.stream_handles[*stream] = &made;
@@ -263,39 +199,34 @@ Status FakeCuda::stream_destroy(Caller& caller, cuda::Stream stream) {
   return cuda::kSuccess;
 }
 
+Status FakeCuda::seen(const OpPtr& op) {
+  if (!op) return cuda::kSuccess;
+  if (op->state != Op::State::done) return cuda::kNotReady;
+  machine_.host_clock.join(op->clock);
+  return cuda::kSuccess;
+}
+
 Status FakeCuda::stream_query(Caller& caller, cuda::Stream handle) {
   FakeStream* const stream = find(caller, handle, "stream_query");
-  if (stream == nullptr) return kInvalidHandle;
-  if (!stream->tail) return cuda::kSuccess;
-  if (stream->tail->state != Op::State::done) return cuda::kNotReady;
-  machine_.learn(caller, stream->tail->clock);
-  return cuda::kSuccess;
+  return stream == nullptr ? kInvalidHandle : seen(stream->tail);
 }
 
 Status FakeCuda::stream_synchronize(Caller& caller, cuda::Stream handle) {
   FakeStream* const stream = find(caller, handle, "stream_synchronize");
   if (stream == nullptr) return kInvalidHandle;
-  const OpPtr tail = stream->tail;
-  if (!tail) return cuda::kSuccess;
-  if (!machine_.block_until(
-          caller, "stream_synchronize()", [&] { return tail->state == Op::State::done; },
-          [&] { return std::vector<OpPtr>{tail}; })) {
-    return cuda::kLaunchFailure;
-  }
-  machine_.learn(caller, tail->clock);
-  return cuda::kSuccess;
+  if (!stream->tail) return cuda::kSuccess;
+  return machine_.wait_for(caller, {stream->tail}, "stream_synchronize()") ? cuda::kSuccess
+                                                                           : cuda::kLaunchFailure;
 }
 
-Status FakeCuda::stream_wait_event(Caller& caller, cuda::Stream handle, cuda::Event event_handle,
-                                   unsigned) {
+Status FakeCuda::stream_wait_event(Caller& caller, cuda::Stream handle, cuda::Event event_handle) {
   FakeStream* const stream = find(caller, handle, "stream_wait_event");
   FakeEvent* const event = find_event(caller, event_handle, "stream_wait_event");
   if (stream == nullptr || event == nullptr) return kInvalidHandle;
   if (!event->marker) return cuda::kSuccess;
-  wait_for_room(caller, *stream);
   const OpPtr op = machine_.make_op(*stream, "wait for an event");
   op->after.push_back(event->marker);
-  machine_.submit(op, caller.host.clock);
+  machine_.submit(op, machine_.host_clock);
   return cuda::kSuccess;
 }
 
@@ -313,12 +244,9 @@ Status FakeCuda::thread_exchange_stream_capture_mode(Caller& caller, cuda::Captu
 }
 
 Status FakeCuda::event_create_with_flags(Caller& caller, cuda::Event* event, unsigned) {
-  auto made = std::make_unique<FakeEvent>();
-  made->id = static_cast<int>(++machine_.last_id);
-  made->process = caller.process;
-  made->device = current_device(caller);
-  *event = make_handle<cuda::Event>(2, static_cast<std::uint64_t>(made->id));
-  machine_.event_handles[*event] = std::move(made);
+  *event = make_handle<cuda::Event>(2, ++machine_.last_id);
+  machine_.event_handles[*event] =
+      std::make_unique<FakeEvent>(FakeEvent{caller.process, caller.in.device, nullptr});
   return cuda::kSuccess;
 }
 
@@ -337,54 +265,30 @@ Status FakeCuda::event_record(Caller& caller, cuda::Event event_handle, cuda::St
                        " and a stream of device " + std::to_string(stream->device));
     return kInvalidHandle;
   }
-  wait_for_room(caller, *stream);
   event->marker = machine_.make_op(*stream, "event");
-  machine_.submit(event->marker, caller.host.clock);
+  machine_.submit(event->marker, machine_.host_clock);
   return cuda::kSuccess;
 }
 
 Status FakeCuda::event_query(Caller& caller, cuda::Event handle) {
   FakeEvent* const event = find_event(caller, handle, "event_query");
-  if (event == nullptr) return kInvalidHandle;
-  if (!event->marker) return cuda::kSuccess;
-  if (event->marker->state != Op::State::done) return cuda::kNotReady;
-  machine_.learn(caller, event->marker->clock);
-  return cuda::kSuccess;
+  return event == nullptr ? kInvalidHandle : seen(event->marker);
 }
 
-Status FakeCuda::event_synchronize(Caller& caller, cuda::Event handle) {
-  FakeEvent* const event = find_event(caller, handle, "event_synchronize");
-  if (event == nullptr) return kInvalidHandle;
-  const OpPtr marker = event->marker;
-  if (!marker) return cuda::kSuccess;
-  if (!machine_.block_until(
-          caller, "event_synchronize()", [&] { return marker->state == Op::State::done; },
-          [&] { return std::vector<OpPtr>{marker}; })) {
-    return cuda::kLaunchFailure;
-  }
-  machine_.learn(caller, marker->clock);
-  return cuda::kSuccess;
-}
+// --- other devices ------------------------------------------------------------------------------
 
-// --- other processes and devices ----------------------------------------------------------------
-
-Status FakeCuda::device_can_access_peer(Caller& caller, int* can, int device, int peer) {
-  if (physical(caller.process, device) < 0 || physical(caller.process, peer) < 0) {
-    return static_cast<Status>(101);
-  }
-  *can = machine_.options.peer_access && device != peer ? 1 : 0;
+Status FakeCuda::device_can_access_peer(Caller&, int* can, int device, int peer) {
+  if (!exists(device) || !exists(peer)) return kNoSuchDevice;
+  *can = device != peer ? 1 : 0;
   return cuda::kSuccess;
 }
 
 Status FakeCuda::device_enable_peer_access(Caller& caller, int peer, unsigned) {
-  const int device = current_device(caller);
-  const int other = physical(caller.process, peer);
-  if (other < 0 || other == device) return static_cast<Status>(101);
-  if (!machine_.options.peer_access) return static_cast<Status>(217);
-  if (machine_.memory.has_peer_access(caller.process, device, other)) {
+  const int device = caller.in.device;
+  if (!exists(peer) || peer == device) return kNoSuchDevice;
+  if (machine_.memory.has_peer_access(caller.process, device, peer))
     return cuda::kPeerAccessAlreadyEnabled;
-  }
-  machine_.memory.enable_peer_access(caller.process, device, other);
+  machine_.memory.enable_peer_access(caller.process, device, peer);
   return cuda::kSuccess;
 }
 
@@ -402,56 +306,31 @@ const char* FakeCuda::get_error_string(Caller&, Status status) {
   switch (status) {
     case cuda::kSuccess:
       return "no error";
-    case cuda::kInvalidValue:
-      return "invalid argument";
     case cuda::kOutOfMemory:
       return "out of memory";
-    case cuda::kNoDevice:
-      return "no CUDA-capable device is detected";
-    case cuda::kInsufficientDriver:
-      return "CUDA driver version is insufficient";
-    case cuda::kNotReady:
-      return "device not ready";
-    case cuda::kPeerAccessAlreadyEnabled:
-      return "peer access is already enabled";
     case cuda::kIllegalAddress:
       return "an illegal memory access was encountered";
-    case cuda::kLaunchFailure:
-      return "unspecified launch failure";
+    default:
+      return "an error of the double";
   }
-  return "an error of the double";
 }
 
-Status FakeCuda::launch(Caller& caller, cuda::Stream handle, FakeGpu::Kernel kernel) {
-  FakeStream* const stream = find(caller, handle, "launch");
-  if (stream == nullptr) return kInvalidHandle;
-  if (machine_.options.lazy_loading && !machine_.loaded.contains({caller.process, kernel.name})) {
-    machine_.loading[caller.process] = &caller.host;
-    const bool idle = machine_.wait_until_device_idle(caller, stream->device,
-                                                      "the first launch of " + kernel.name);
-    machine_.loading.erase(caller.process);
-    machine_.changed();
-    if (!idle) return cuda::kLaunchFailure;
-    machine_.loaded.insert({caller.process, kernel.name});
-  }
-  wait_for_room(caller, *stream);
-  const OpPtr op = machine_.make_op(*stream, kernel.name);
-  op->duration = kernel.duration ? *kernel.duration : machine_.draw();
-  op->gate = kernel.gate;
-  op->execute = [this, kernel = std::move(kernel)](Op& self) {
+Status FakeCuda::launch(Caller& caller, cuda::Stream stream, FakeGpu::Kernel kernel) {
+  const auto broken = machine_.broken.find({caller.process, caller.in.device});
+  if (broken != machine_.broken.end()) return broken->second;
+  const std::string name = kernel.name;
+  const int gate = kernel.gate;
+  const auto execute = [this, kernel = std::move(kernel)](Op& self) {
     bool allowed = true;
-    for (const FakeGpu::Bytes& bytes : kernel.reads) {
-      allowed &=
-          machine_.memory.access(actor_of(self, self.device), bytes.memory, bytes.count, false);
-    }
-    for (const FakeGpu::Bytes& bytes : kernel.writes) {
-      allowed &=
-          machine_.memory.access(actor_of(self, self.device), bytes.memory, bytes.count, true);
+    for (const bool write : {false, true}) {
+      for (const FakeGpu::Bytes& bytes : write ? kernel.writes : kernel.reads) {
+        allowed &=
+            machine_.memory.access(actor_of(self, self.device), bytes.memory, bytes.count, write);
+      }
     }
     if (allowed && kernel.body) kernel.body();
   };
-  machine_.submit(op, caller.host.clock);
-  return cuda::kSuccess;
+  return submit(stream, caller, name, 0, execute, gate);
 }
 
 }  // namespace stitch::transport::gpu::test

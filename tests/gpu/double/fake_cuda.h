@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -14,15 +15,10 @@ class FakeCuda {
   explicit FakeCuda(Machine& machine) : machine_(machine) {}
 
   cuda::Status get_device_count(Caller& caller, int* count);
-  cuda::Status get_device(Caller& caller, int* device);
   cuda::Status set_device(Caller& caller, int device);
   cuda::Status runtime_get_version(Caller& caller, int* version);
-  cuda::Status driver_get_version(Caller& caller, int* version);
-  cuda::Status device_get_pci_bus_id(Caller& caller, char* id, int length, int device);
   int device_get_uuid(Caller& caller, cuda::Uuid* uuid, int device);
-  cuda::Status mem_get_info(Caller& caller, std::size_t* free, std::size_t* total);
   cuda::Status device_get_stream_priority_range(Caller& caller, int* least, int* greatest);
-  cuda::Status device_synchronize(Caller& caller);
 
   cuda::Status malloc(Caller& caller, void** memory, std::size_t bytes);
   cuda::Status free(Caller& caller, void* memory);
@@ -41,8 +37,6 @@ class FakeCuda {
   cuda::Status stream_destroy(Caller& caller, cuda::Stream stream);
   cuda::Status stream_query(Caller& caller, cuda::Stream stream);
   cuda::Status stream_synchronize(Caller& caller, cuda::Stream stream);
-  cuda::Status stream_wait_event(Caller& caller, cuda::Stream stream, cuda::Event event,
-                                 unsigned flags);
   cuda::Status stream_is_capturing(Caller& caller, cuda::Stream stream,
                                    cuda::CaptureStatus* status);
 
@@ -52,7 +46,6 @@ class FakeCuda {
   cuda::Status event_destroy(Caller& caller, cuda::Event event);
   cuda::Status event_record(Caller& caller, cuda::Event event, cuda::Stream stream);
   cuda::Status event_query(Caller& caller, cuda::Event event);
-  cuda::Status event_synchronize(Caller& caller, cuda::Event event);
 
   cuda::Status device_can_access_peer(Caller& caller, int* can, int device, int peer);
   cuda::Status device_enable_peer_access(Caller& caller, int peer, unsigned flags);
@@ -61,20 +54,23 @@ class FakeCuda {
   const char* get_error_name(Caller& caller, cuda::Status status);
   const char* get_error_string(Caller& caller, cuda::Status status);
 
+  // Not of the table.
   cuda::Status launch(Caller& caller, cuda::Stream stream, FakeGpu::Kernel kernel);
+  cuda::Status stream_wait_event(Caller& caller, cuda::Stream stream, cuda::Event event);
 
-  // Devices of the machine, by the process's numbers; -1 where there is none.
-  [[nodiscard]] int physical(int process, int device) const;
-  [[nodiscard]] int current_device(const Caller& caller) const;
-  [[nodiscard]] int device_count(int process) const;
   // Null, after a violation, when there is none; null `stream` is the default one.
   FakeStream* find(Caller& caller, cuda::Stream stream, const char* function);
   // Where `wanted`, waits for the current device. False: that is over without it.
   bool implicit_sync(Caller& caller, bool wanted, const char* what);
 
  private:
+  [[nodiscard]] bool exists(int device) const;
   FakeEvent* find_event(Caller& caller, cuda::Event event, const char* function);
-  void wait_for_room(Caller& caller, FakeStream& stream);
+  // Puts an operation on the stream: which moves so many bytes, or of the kernel's gate.
+  cuda::Status submit(cuda::Stream stream, Caller& caller, const std::string& what,
+                      std::size_t bytes, std::function<void(Op&)> execute, int gate = 0);
+  // What a query of the end of that operation says; null: of nothing.
+  cuda::Status seen(const OpPtr& op);
   cuda::Status copy(Caller& caller, void* to, const void* from, std::size_t bytes,
                     cuda::Stream stream, const char* what);
   cuda::Status release(Caller& caller, FakeMemory::Kind kind, void* memory, const char* what);

@@ -15,8 +15,10 @@
 namespace stitch::transport::gpu::test {
 namespace {
 
+using Lock = std::lock_guard<std::mutex>;
+
 // Which functions there are, so that a test cannot ask for one that is never called.
-void require_function(const std::string& name) {
+const std::string& existing(const std::string& name) {
   static const std::set<std::string> names = {
 #define STITCH_NAME(name, symbol) #name,
       STITCH_CUDA_RUNTIME_FUNCTIONS(STITCH_NAME) STITCH_CUDA_DRIVER_FUNCTIONS(STITCH_NAME)
@@ -26,12 +28,13 @@ void require_function(const std::string& name) {
 #undef STITCH_NAME
   };
   if (!names.contains(name)) throw std::out_of_range("no function \"" + name + "\"");
+  return name;
 }
 
 }  // namespace
 
 FakeGpu::FakeGpu() : FakeGpu(Options()) {}
-FakeGpu::FakeGpu(Options options) : machine_(std::make_unique<Machine>(std::move(options))) {}
+FakeGpu::FakeGpu(Options options) : machine_(std::make_unique<Machine>(options)) {}
 
 FakeGpu::~FakeGpu() {
   const std::string left = take_violations();
@@ -45,55 +48,19 @@ const NcclApi& FakeGpu::nccl(int process) const {
   return machine_->nccl_tables.at(static_cast<std::size_t>(process));
 }
 
-// --- driving ------------------------------------------------------------------------------------
-
-bool FakeGpu::step() {
-  const std::unique_lock<std::mutex> lock(machine_->mutex_);
-  return machine_->step();
-}
-
-FakeGpu::Time FakeGpu::now() const {
-  const std::unique_lock<std::mutex> lock(machine_->mutex_);
-  return machine_->now;
-}
-
-std::optional<FakeGpu::Time> FakeGpu::next_event() const {
-  const std::unique_lock<std::mutex> lock(machine_->mutex_);
-  if (machine_->events.empty()) return std::nullopt;
-  return machine_->events.begin()->first.first;
-}
-
-void FakeGpu::run_until(Time time) {
-  const std::unique_lock<std::mutex> lock(machine_->mutex_);
-  while (!machine_->events.empty() && machine_->events.begin()->first.first <= time) {
-    machine_->step();
-  }
-  machine_->now = std::max(machine_->now, time);
-}
-
-std::string FakeGpu::run() {
-  const std::unique_lock<std::mutex> lock(machine_->mutex_);
-  while (machine_->step()) {
-  }
-  return machine_->describe_unfinished();
-}
-
 std::string FakeGpu::wait_until_idle(std::chrono::milliseconds limit) {
-  if (machine_->options.driving == Driving::steps) return run();
   std::unique_lock<std::mutex> lock(machine_->mutex_);
   machine_->changed_.wait_for(lock, limit, [&] { return machine_->idle(); });
   return machine_->describe_unfinished();
 }
 
 std::string FakeGpu::describe_unfinished() const {
-  const std::unique_lock<std::mutex> lock(machine_->mutex_);
+  const Lock lock(machine_->mutex_);
   return machine_->describe_unfinished();
 }
 
-// --- violations ---------------------------------------------------------------------------------
-
 std::string FakeGpu::violations() const {
-  const std::unique_lock<std::mutex> lock(machine_->mutex_);
+  const Lock lock(machine_->mutex_);
   machine_->memory.check_red_zones();
   std::string text;
   for (const std::string& violation : machine_->violations) text += violation + "\n";
@@ -103,7 +70,7 @@ std::string FakeGpu::violations() const {
 
 std::string FakeGpu::take_violations() {
   std::string text = violations();
-  const std::unique_lock<std::mutex> lock(machine_->mutex_);
+  const Lock lock(machine_->mutex_);
   machine_->violations.clear();
   return text;
 }
@@ -117,138 +84,116 @@ cuda::Status FakeGpu::launch(int process, cuda::Stream stream, Kernel kernel) {
 }
 
 cuda::Status FakeGpu::fill(int process, cuda::Stream stream, void* memory, std::size_t count,
-                           char value) {
-  Kernel kernel;
-  kernel.name = "fill";
-  kernel.writes = {{memory, count}};
-  kernel.body = [=] { std::memset(memory, value, count); };
-  return launch(process, stream, std::move(kernel));
+                           char value, int gate) {
+  return launch(process, stream,
+                {"fill", {}, {{memory, count}}, [=] { std::memset(memory, value, count); }, gate});
 }
 
 cuda::Status FakeGpu::check(int process, cuda::Stream stream, const void* memory, std::size_t count,
                             char value, std::shared_ptr<bool> equal) {
-  Kernel kernel;
-  kernel.name = "check";
-  kernel.reads = {{memory, count}};
-  kernel.body = [=] {
-    const auto* const bytes = static_cast<const char*>(memory);
-    *equal = std::all_of(bytes, bytes + count, [=](char byte) { return byte == value; });
-  };
-  return launch(process, stream, std::move(kernel));
+  return launch(process, stream, {"check", {{memory, count}}, {}, [=] {
+                                    const auto* const bytes = static_cast<const char*>(memory);
+                                    *equal = std::all_of(bytes, bytes + count,
+                                                         [=](char b) { return b == value; });
+                                  }});
 }
 
 int FakeGpu::make_gate() {
-  const std::unique_lock<std::mutex> lock(machine_->mutex_);
+  const Lock lock(machine_->mutex_);
   const int gate = static_cast<int>(machine_->gates.size()) + 1;
   machine_->gates[gate] = false;
   return gate;
 }
 
 void FakeGpu::open_gate(int gate) {
-  const std::unique_lock<std::mutex> lock(machine_->mutex_);
+  const Lock lock(machine_->mutex_);
   bool& open = machine_->gates.at(gate);
   if (std::exchange(open, true)) return;
   for (const auto& [id, op] : machine_->unfinished) {
     if (op->gate != gate || op->state != Op::State::running) continue;
-    machine_->schedule(op->duration.value_or(Time(0)),
-                       [machine = machine_.get(), op = op] { machine->finish(op); });
+    machine_->schedule(op->duration, [machine = machine_.get(), op = op] { machine->finish(op); });
   }
 }
 
-void FakeGpu::host_read(int process, const void* memory, std::size_t count) {
-  machine_->as(process, [&](Caller& caller) {
-    machine_->memory.access(machine_->actor(caller, "the program"), memory, count, false);
-  });
+int FakeGpu::hold(int process, cuda::Stream stream) {
+  const int gate = make_gate();
+  EXPECT_EQ(launch(process, stream, {"hold", {}, {}, nullptr, gate}), cuda::kSuccess);
+  return gate;
 }
 
-void FakeGpu::host_write(int process, const void* memory, std::size_t count) {
-  machine_->as(process, [&](Caller& caller) {
-    machine_->memory.access(machine_->actor(caller, "the program"), memory, count, true);
-  });
+bool FakeGpu::has_held_work(int process, int device) const {
+  const Lock lock(machine_->mutex_);
+  std::set<const FakeStream*> held;
+  for (const auto& [id, op] : machine_->unfinished) {  // as they were submitted
+    if (op->process != process || op->device != device) continue;
+    if (op->gate != 0) {
+      held.insert(op->stream);
+    } else if (held.contains(op->stream)) {
+      return true;
+    }
+  }
+  return false;
 }
 
-// --- host threads -------------------------------------------------------------------------------
+// --- what libtorch calls ------------------------------------------------------------------------
 
-FakeGpu::AsHost::AsHost(FakeGpu& world, const std::string& name)
-    : before_(world.machine_->act_as(name)) {}
-FakeGpu::AsHost::~AsHost() { Machine::act_as_before(before_); }
-
-FakeGpu::Token FakeGpu::publish() {
-  return machine_->as(0, [](Caller& caller) -> Token {
-    return std::make_shared<const VectorClock>(caller.host.clock);
-  });
+int FakeGpu::current_device(int process) const {
+  return machine_->as(process, [](Caller& caller) { return caller.in.device; });
 }
 
-void FakeGpu::observe(const Token& token) {
-  machine_->as(0, [&](Caller& caller) {
-    machine_->learn(caller, *static_cast<const VectorClock*>(token.get()));
+void FakeGpu::set_device_lazily(int process, int device) {
+  machine_->as(process, [&](Caller& caller) { caller.in.device = device; });
+}
+
+cuda::Status FakeGpu::stream_wait_event(int process, cuda::Stream stream, cuda::Event event) {
+  return machine_->as(process, [&](Caller& caller) {
+    return machine_->cuda->stream_wait_event(caller, stream, event);
   });
 }
 
 // --- failures -----------------------------------------------------------------------------------
 
 void FakeGpu::inject(int process, const std::string& function, cuda::Status status, int nth) {
-  require_function(function);
-  const std::unique_lock<std::mutex> lock(machine_->mutex_);
-  machine_->injected.push_back({process, function, static_cast<int>(status), nth});
+  const Lock lock(machine_->mutex_);
+  machine_->injected.push_back({process, existing(function), static_cast<int>(status), nth});
 }
 
 void FakeGpu::inject(int process, const std::string& function, nccl::Result result, int nth) {
-  require_function("nccl_" + function);
-  const std::unique_lock<std::mutex> lock(machine_->mutex_);
-  machine_->injected.push_back({process, "nccl_" + function, static_cast<int>(result), nth});
+  const Lock lock(machine_->mutex_);
+  machine_->injected.push_back(
+      {process, existing("nccl_" + function), static_cast<int>(result), nth});
 }
 
 bool FakeGpu::all_injected() const {
-  const std::unique_lock<std::mutex> lock(machine_->mutex_);
+  const Lock lock(machine_->mutex_);
   return machine_->injected.empty();
 }
 
 void FakeGpu::spare_this_host() {
-  const std::unique_lock<std::mutex> lock(machine_->mutex_);
+  const Lock lock(machine_->mutex_);
   machine_->this_host().spared = true;
 }
 
 void FakeGpu::break_context(int process, int device, cuda::Status status) {
-  const std::unique_lock<std::mutex> lock(machine_->mutex_);
-  const int physical = machine_->cuda->physical(process, device);
-  machine_->broken[{process, physical}] = status;
-  machine_->nccl->context_broke(process, physical);
-  machine_->drop_work(process, physical);
+  const Lock lock(machine_->mutex_);
+  machine_->broken[{process, device}] = status;
+  machine_->nccl->context_broke(process, device);
+  machine_->drop_work(process, device);
 }
 
-void FakeGpu::kill(int process) {
-  const std::unique_lock<std::mutex> lock(machine_->mutex_);
-  machine_->nccl->process_died(process);
-  machine_->drop_work(process, -1);
-  machine_->memory.release_process(process);
-  std::erase_if(machine_->stream_handles,
-                [&](const auto& entry) { return entry.second->process == process; });
-  std::erase_if(machine_->event_handles,
-                [&](const auto& entry) { return entry.second->process == process; });
-}
-
-void FakeGpu::set_async_error(int process, nccl::Comm comm, nccl::Result result) {
-  const std::unique_lock<std::mutex> lock(machine_->mutex_);
-  FakeComm& found = *machine_->nccl->comms.at(comm);
-  if (found.process != process) throw std::out_of_range("the communicator is another process's");
-  found.state = result;
-  machine_->changed();
+void FakeGpu::heal() {
+  const Lock lock(machine_->mutex_);
+  machine_->broken.clear();
 }
 
 void FakeGpu::set_sync_on_alloc(bool sync) {
-  const std::unique_lock<std::mutex> lock(machine_->mutex_);
+  const Lock lock(machine_->mutex_);
   machine_->options.sync_on_alloc = sync;
 }
 
 void FakeGpu::set_nccl_version(int process, int version) {
-  const std::unique_lock<std::mutex> lock(machine_->mutex_);
+  const Lock lock(machine_->mutex_);
   machine_->nccl->versions[process] = version;
-}
-
-void FakeGpu::set_visible_devices(int process, std::vector<int> devices) {
-  const std::unique_lock<std::mutex> lock(machine_->mutex_);
-  machine_->visible[process] = std::move(devices);
 }
 
 void FakeGpu::set_capturing(int process, cuda::Stream stream, bool capturing) {
@@ -261,8 +206,8 @@ void FakeGpu::set_capturing(int process, cuda::Stream stream, bool capturing) {
 // --- what was called ----------------------------------------------------------------------------
 
 std::size_t FakeGpu::calls(const std::string& function, int process) const {
-  require_function(function);
-  const std::unique_lock<std::mutex> lock(machine_->mutex_);
+  existing(function);
+  const Lock lock(machine_->mutex_);
   std::size_t count = 0;
   for (const auto& [key, number] : machine_->calls) {
     if (key.second == function && (process < 0 || key.first == process)) count += number;
@@ -271,62 +216,46 @@ std::size_t FakeGpu::calls(const std::string& function, int process) const {
 }
 
 std::uint64_t FakeGpu::calls_of_this_host() const {
-  const std::unique_lock<std::mutex> lock(machine_->mutex_);
+  const Lock lock(machine_->mutex_);
   return machine_->this_host().calls;
 }
 
-std::vector<int> FakeGpu::contexts(int process) const {
-  const std::unique_lock<std::mutex> lock(machine_->mutex_);
+std::vector<int> FakeGpu::take_contexts(int process) {
+  const Lock lock(machine_->mutex_);
   std::vector<int> devices;
   for (const auto& [owner, device] : machine_->contexts) {
     if (owner == process) devices.push_back(device);
   }
+  std::erase_if(machine_->contexts, [&](const auto& at) { return at.first == process; });
   return devices;
 }
 
-std::size_t FakeGpu::nccl_launching_hosts(int process, int device) const {
-  const std::unique_lock<std::mutex> lock(machine_->mutex_);
-  const int physical = machine_->cuda->physical(process, device);
-  return machine_->nccl->launching_hosts[{process, physical}].size();
-}
-
 std::size_t FakeGpu::open_communicators(int process) const {
-  const std::unique_lock<std::mutex> lock(machine_->mutex_);
-  std::size_t count = 0;
-  for (const auto& [handle, comm] : machine_->nccl->comms) {
-    if (!comm->destroyed && (process < 0 || comm->process == process)) ++count;
-  }
-  return count;
+  const Lock lock(machine_->mutex_);
+  const auto& all = machine_->nccl->comms;
+  return static_cast<std::size_t>(std::count_if(all.begin(), all.end(), [&](const auto& at) {
+    return !at.second->destroyed && (process < 0 || at.second->process == process);
+  }));
 }
 
-std::size_t FakeGpu::live_streams(int process) const {
-  const std::unique_lock<std::mutex> lock(machine_->mutex_);
-  std::size_t count = 0;
-  for (const auto& [handle, stream] : machine_->stream_handles) {
-    if (process < 0 || stream->process == process) ++count;
-  }
-  return count;
+std::size_t FakeGpu::live_streams() const {
+  const Lock lock(machine_->mutex_);
+  return machine_->stream_handles.size();
 }
 
-std::size_t FakeGpu::live_events(int process) const {
-  const std::unique_lock<std::mutex> lock(machine_->mutex_);
-  std::size_t count = 0;
-  for (const auto& [handle, event] : machine_->event_handles) {
-    if (process < 0 || event->process == process) ++count;
-  }
-  return count;
+std::size_t FakeGpu::live_events() const {
+  const Lock lock(machine_->mutex_);
+  return machine_->event_handles.size();
 }
 
 std::size_t FakeGpu::device_memory_used(int device) const {
-  const std::unique_lock<std::mutex> lock(machine_->mutex_);
+  const Lock lock(machine_->mutex_);
   return machine_->memory.used(device);
 }
 
 std::size_t FakeGpu::pinned_memory_used() const {
-  const std::unique_lock<std::mutex> lock(machine_->mutex_);
-  return machine_->memory.pinned();
+  const Lock lock(machine_->mutex_);
+  return machine_->memory.used(-1);
 }
-
-std::uint64_t FakeGpu::seed() const { return machine_->options.seed; }
 
 }  // namespace stitch::transport::gpu::test

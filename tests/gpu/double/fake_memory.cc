@@ -1,8 +1,6 @@
 #include "tests/gpu/double/fake_memory.h"
 
-#include <fcntl.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include <cstring>
 #include <stdexcept>
@@ -23,20 +21,13 @@ const std::byte* address(const void* memory) { return static_cast<const std::byt
 }  // namespace
 
 FakeMemory::FakeMemory(Report report) : report_(std::move(report)) {
-  arena_fd_ = memfd_create("fake_gpu", MFD_CLOEXEC);
-  if (arena_fd_ < 0 || ftruncate(arena_fd_, static_cast<off_t>(kArena)) != 0) {
-    throw std::runtime_error("the double of the GPU got no memory");
-  }
-  void* const arena =
-      mmap(nullptr, kArena, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, arena_fd_, 0);
+  void* const arena = mmap(nullptr, kArena, PROT_READ | PROT_WRITE,
+                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (arena == MAP_FAILED) throw std::runtime_error("the double of the GPU got no address space");
   arena_ = static_cast<std::byte*>(arena);
 }
 
-FakeMemory::~FakeMemory() {
-  munmap(arena_, kArena);
-  close(arena_fd_);
-}
+FakeMemory::~FakeMemory() { munmap(arena_, kArena); }
 
 std::string FakeMemory::name(const Block& block) const {
   const char* const kind = block.kind == Kind::device ? "device block " : "pinned block ";
@@ -55,8 +46,7 @@ void* FakeMemory::allocate(Kind kind, int process, int device, std::size_t bytes
   block->kind = kind;
   block->process = process;
   block->device = device;
-  block->arena_offset = arena_used_ + kPage;
-  block->base = arena_ + block->arena_offset;
+  block->base = arena_ + arena_used_ + kPage;
   block->bytes = bytes;
   arena_used_ += length;
   poison(block->base, bytes);
@@ -81,17 +71,11 @@ bool FakeMemory::release(Kind kind, int process, void* memory, const Actor& acto
   check_write(actor, block, 0, block.bytes, "free");
   block.live = false;
   if (block.bytes > (std::size_t{1} << 20)) {
-    madvise(block.base, pages(block.bytes), MADV_REMOVE);
+    madvise(block.base, pages(block.bytes), MADV_DONTNEED);
   } else {
     std::memset(block.base, kFreed, block.bytes);
   }
   return true;
-}
-
-void FakeMemory::release_process(int process) {
-  for (const auto& block : blocks_) {
-    if (block->process == process) block->live = false;
-  }
 }
 
 FakeMemory::Place FakeMemory::find(const void* memory) const {
@@ -192,14 +176,8 @@ void FakeMemory::poison(void* memory, std::size_t bytes) {
   std::memset(memory, kNew, std::min(bytes, kPoisoned));
 }
 
-FakeMemory::Arena FakeMemory::arena() const { return {getpid(), arena_fd_}; }
-
-std::size_t FakeMemory::arena_offset(const void* memory) const {
-  return static_cast<std::size_t>(address(memory) - arena_);
-}
-
 void FakeMemory::enable_peer_access(int process, int device, int peer) {
-  peer_access_[{process, {device, peer}}] = true;
+  peer_access_.insert({process, {device, peer}});
 }
 
 bool FakeMemory::has_peer_access(int process, int device, int peer) const {
@@ -209,17 +187,7 @@ bool FakeMemory::has_peer_access(int process, int device, int peer) const {
 std::size_t FakeMemory::used(int device) const {
   std::size_t bytes = 0;
   for (const auto& block : blocks_) {
-    if (block->live && block->kind == Kind::device && block->device == device) {
-      bytes += block->bytes;
-    }
-  }
-  return bytes;
-}
-
-std::size_t FakeMemory::pinned() const {
-  std::size_t bytes = 0;
-  for (const auto& block : blocks_) {
-    if (block->live && block->kind != Kind::device) bytes += block->bytes;
+    if (block->live && block->device == device) bytes += block->bytes;
   }
   return bytes;
 }
@@ -229,6 +197,8 @@ void FakeMemory::check_red_zone(const Block& block) {
     const auto red = std::byte{kRed};
     if (block.base[block.bytes + i] != red || *(block.base - 1 - i) != red) {
       report_("the red zone of " + name(block) + " was written");
+      std::memset(block.base - kRedZone, kRed, kRedZone);
+      std::memset(block.base + block.bytes, kRed, kRedZone);
       return;
     }
   }
@@ -238,24 +208,6 @@ void FakeMemory::check_red_zones() {
   for (const auto& block : blocks_) {
     if (block->live) check_red_zone(*block);
   }
-}
-
-std::shared_ptr<OtherArena> OtherArena::open(const FakeMemory::Arena& arena) {
-  const std::string path =
-      "/proc/" + std::to_string(arena.process) + "/fd/" + std::to_string(arena.file);
-  const int file = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
-  if (file < 0) return nullptr;
-  void* const base =
-      mmap(nullptr, kArena, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file, 0);
-  close(file);
-  if (base == MAP_FAILED) return nullptr;
-  return std::make_shared<OtherArena>(static_cast<std::byte*>(base));
-}
-
-OtherArena::~OtherArena() { munmap(base_, kArena); }
-
-std::byte* OtherArena::at(std::size_t offset, std::size_t bytes) const {
-  return offset <= kArena && bytes <= kArena - offset ? base_ + offset : nullptr;
 }
 
 }  // namespace stitch::transport::gpu::test

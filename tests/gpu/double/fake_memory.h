@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -38,12 +39,6 @@ class FakeMemory {
     bool live = true;
   };
 
-  // How another process finds this arena.
-  struct Arena {
-    std::int64_t process = 0;
-    std::int32_t file = -1;
-  };
-
   explicit FakeMemory(Report report);
   ~FakeMemory();
   FakeMemory(const FakeMemory&) = delete;
@@ -54,22 +49,16 @@ class FakeMemory {
   // Frees a block at its base. False when there is none of that kind and process at this address. A
   // free that some access is not ordered before is reported, and so are written red zones.
   bool release(Kind kind, int process, void* memory, const Actor& actor);
-  // Takes away all that the process has, unchecked.
-  void release_process(int process);
 
   [[nodiscard]] Place find(const void* memory) const;
   // Checks and records. False: the bytes must not be touched.
   bool access(const Actor& actor, const void* memory, std::size_t bytes, bool write);
   void poison(void* memory, std::size_t bytes);
 
-  [[nodiscard]] Arena arena() const;
-  // Where memory of this arena lies in it.
-  [[nodiscard]] std::size_t arena_offset(const void* memory) const;
-
   void enable_peer_access(int process, int device, int peer);
   [[nodiscard]] bool has_peer_access(int process, int device, int peer) const;
+  // Of a device; -1: pinned.
   [[nodiscard]] std::size_t used(int device) const;
-  [[nodiscard]] std::size_t pinned() const;
   void check_red_zones();
 
  private:
@@ -86,7 +75,7 @@ class FakeMemory {
     Kind kind = Kind::device;
     int process = 0, device = -1;
     std::byte* base = nullptr;
-    std::size_t bytes = 0, arena_offset = 0;
+    std::size_t bytes = 0;
     bool live = true;
     std::map<std::size_t, Cell> cells;
   };
@@ -99,28 +88,11 @@ class FakeMemory {
   [[nodiscard]] std::string name(const Block& block) const;
 
   Report report_;
-  int arena_fd_ = -1;
   std::byte* arena_ = nullptr;
   std::size_t arena_used_ = 0;
   std::vector<std::unique_ptr<Block>> blocks_;
   std::map<const std::byte*, int> by_address_;  // blocks by their base
-  std::map<std::pair<int, std::pair<int, int>>, bool> peer_access_;
-};
-
-// The arena of another process that simulates the same machine, mapped here as a whole.
-class OtherArena {
- public:
-  // Null when its process is gone.
-  [[nodiscard]] static std::shared_ptr<OtherArena> open(const FakeMemory::Arena& arena);
-  explicit OtherArena(std::byte* base) : base_(base) {}
-  ~OtherArena();
-  OtherArena(const OtherArena&) = delete;
-  OtherArena& operator=(const OtherArena&) = delete;
-  // Null when there are not so many bytes.
-  [[nodiscard]] std::byte* at(std::size_t offset, std::size_t bytes) const;
-
- private:
-  std::byte* const base_;
+  std::set<std::pair<int, std::pair<int, int>>> peer_access_;
 };
 
 }  // namespace stitch::transport::gpu::test

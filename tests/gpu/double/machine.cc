@@ -1,5 +1,6 @@
 #include "tests/gpu/double/machine.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <stdexcept>
@@ -13,6 +14,7 @@ namespace {
 
 std::atomic<Machine*> current_machine{nullptr};
 std::atomic<std::uint64_t> worlds{0};
+constexpr std::size_t kHosts = 0;  // their timeline
 
 // This thread's host in the world of that number.
 struct ThreadHost {
@@ -24,9 +26,9 @@ thread_local ThreadHost thread_host;
 }  // namespace
 
 Machine::Machine(FakeGpu::Options options)
-    : options(std::move(options)),
-      memory([this](std::string text) { violation(text); }),
-      random_(this->options.seed) {
+    : options(options),
+      memory([this](const std::string& text) { violation(text); }),
+      random_(options.seed) {
   cuda = std::make_unique<FakeCuda>(*this);
   nccl = std::make_unique<FakeNccl>(*this);
   fill_tables(*this);
@@ -35,8 +37,7 @@ Machine::Machine(FakeGpu::Options options)
     throw std::logic_error("there is one world of GPUs at a time");
   }
   worlds.fetch_add(1);
-  if (this->options.driving == FakeGpu::Driving::thread)
-    thread_ = std::thread([this] { run_device(); });
+  thread_ = std::thread([this] { run_device(); });
 }
 
 Machine::~Machine() {
@@ -45,16 +46,13 @@ Machine::~Machine() {
     stopping_ = true;
     changed();
   }
-  if (thread_.joinable()) thread_.join();
+  thread_.join();
   current_machine.store(nullptr);
   for (auto& [id, op] : unfinished) {  // chains of operations would be destroyed recursively
     op->after.clear();
     op->behind.clear();
     op->dependents.clear();
-    op->nccl.reset();
-  }
-  for (auto& [handle, comm] : nccl->comms) {
-    if (comm->running) comm->running->op.reset();
+    if (op->nccl) std::exchange(op->nccl, nullptr)->op.reset();
   }
 }
 
@@ -66,53 +64,22 @@ Machine& Machine::current() {
 
 FakeHost& Machine::this_host() {
   if (thread_host.world == worlds.load() && thread_host.host != nullptr) return *thread_host.host;
-  auto host = std::make_unique<FakeHost>();
-  host->name = "thread " + std::to_string(hosts.size());
-  host->timeline = timelines++;
-  thread_host = {worlds.load(), host.get()};
-  return *(hosts[host->name] = std::move(host));
-}
-
-void* Machine::act_as(const std::string& name) {
-  const std::unique_lock<std::mutex> lock(mutex_);
-  FakeHost& before = this_host();
-  std::unique_ptr<FakeHost>& host = hosts[name];
-  if (!host) {
-    host = std::make_unique<FakeHost>();
-    host->name = name;
-    host->timeline = timelines++;
-  }
-  thread_host = {worlds.load(), host.get()};
-  return &before;
-}
-
-void Machine::act_as_before(void* host) {
-  thread_host = {worlds.load(), static_cast<FakeHost*>(host)};
+  hosts_.emplace_back().name = "thread " + std::to_string(hosts_.size());
+  thread_host = {worlds.load(), &hosts_.back()};
+  return hosts_.back();
 }
 
 Caller Machine::enter(int process) {
-  if (process < 0 || process >= FakeGpu::kMaxProcesses) {
-    throw std::out_of_range("no process " + std::to_string(process));
-  }
   FakeHost& host = this_host();
-  host.clock.advance({host.timeline, ++host.actions});
-  if (options.host_order == FakeGpu::HostOrder::as_called) {
-    host_clock.join(host.clock);
-    host.clock = host_clock;
-  }
-  return Caller{host, process, host.in[static_cast<std::size_t>(process)]};
+  host_clock.advance({kHosts, ++actions_});
+  return Caller{host, process, host.in.at(static_cast<std::size_t>(process))};
 }
 
-void Machine::learn(Caller& caller, const VectorClock& clock) {
-  caller.host.clock.join(clock);
-  host_clock.join(clock);
-}
-
-FakeMemory::Actor Machine::actor(Caller& caller, std::string what) {
+FakeMemory::Actor Machine::actor(const Caller& caller, std::string what) const {
   return {caller.process,
           -1,
-          &caller.host.clock,
-          {caller.host.timeline, caller.host.actions},
+          &host_clock,
+          {kHosts, actions_},
           std::move(what) + " on host " + caller.host.name};
 }
 
@@ -120,30 +87,24 @@ FakeMemory::Actor Machine::actor(Caller& caller, std::string what) {
 
 void Machine::schedule(Time delay, std::function<void()> action) {
   // Ties are broken by the seed.
-  events.emplace(std::pair{now + delay, (random_() << 20) | (++last_id & 0xfffff)},
-                 std::move(action));
+  events_.emplace(std::pair{now_ + delay, (random_() << 20) | (++last_id & 0xfffff)},
+                  std::move(action));
   changed();
 }
 
 bool Machine::step() {
-  if (events.empty()) return false;
-  const auto next = events.extract(events.begin());
-  now = std::max(now, next.key().first);
+  if (events_.empty()) return false;
+  const auto next = events_.extract(events_.begin());
+  now_ = std::max(now_, next.key().first);
   next.mapped()();
   changed();
   return true;
 }
 
-Time Machine::draw() {
+Time Machine::draw(std::size_t bytes) {
   // Between 1 us and 1 ms, each magnitude as likely.
   const double exponent = std::uniform_real_distribution<double>(0, 10)(random_);
-  return Time(static_cast<Time::rep>(1000 * std::exp2(exponent)));
-}
-
-Time Machine::draw(std::size_t bytes) { return draw() + Time(bytes / 10); }
-
-bool Machine::chance(double probability) {
-  return std::bernoulli_distribution(probability)(random_);
+  return Time(static_cast<Time::rep>(1000 * std::exp2(exponent))) + Time(bytes / 10);
 }
 
 void Machine::run_device() {
@@ -163,17 +124,17 @@ void Machine::run_device() {
 
 FakeStream& Machine::make_stream(int process, int device, bool blocking) {
   auto stream = std::make_unique<FakeStream>();
-  stream->id = static_cast<int>(streams.size());
+  stream->id = static_cast<int>(streams_.size());
   stream->process = process;
   stream->device = device;
   stream->blocking = blocking;
-  stream->timeline = timelines++;
   const std::size_t used = queues_used_[{process, device}]++;
   stream->queue = options.hardware_queues == 0
                       ? used
                       : used % static_cast<std::size_t>(options.hardware_queues);
-  streams.push_back(std::move(stream));
-  return *streams.back();
+  streams_.push_back(std::move(stream));
+  streams_.back()->timeline = kHosts + streams_.size();
+  return *streams_.back();
 }
 
 OpPtr Machine::make_op(FakeStream& stream, std::string what) {
@@ -192,18 +153,18 @@ void Machine::submit(const OpPtr& op, const VectorClock& clock) {
   FakeStream& stream = *op->stream;
   if (stream.tail) op->after.push_back(stream.tail);
   // The default stream waits for all blocking ones of its device, and they for it.
-  for (const auto& other : streams) {
-    if (other->process != stream.process || other->device != stream.device || !other->tail)
-      continue;
-    if ((stream.is_default && other->blocking) || (stream.blocking && other->is_default)) {
-      op->after.push_back(other->tail);
+  if (stream.is_default || stream.blocking) {
+    for (const auto& other : streams_) {
+      if (other->process != stream.process || other->device != stream.device || !other->tail)
+        continue;
+      if ((stream.is_default && other->blocking) || (stream.blocking && other->is_default))
+        op->after.push_back(other->tail);
     }
   }
   OpPtr& queue_tail = queue_tails_[{{stream.process, stream.device}, stream.queue}];
   if (queue_tail) op->behind.push_back(queue_tail);
   queue_tail = op;
   stream.tail = op;
-  ++stream.unfinished;
   op->epoch = {stream.timeline, ++stream.submitted};
   op->clock = clock;
   unfinished[op->id] = op;
@@ -227,9 +188,9 @@ void Machine::start(const OpPtr& op) {
   if (op->dropped) {
     finish(op);
   } else if (op->nccl) {
-    nccl->kernel_started(op);
+    nccl->started(op->nccl);
   } else if (op->gate == 0 || gates[op->gate]) {
-    schedule(op->duration.value_or(Time(0)), [this, op] { finish(op); });
+    schedule(op->duration, [this, op] { finish(op); });
   }
 }
 
@@ -239,7 +200,6 @@ void Machine::finish(const OpPtr& op) {
   if (op->execute && !op->dropped) op->execute(*op);
   op->execute = nullptr;
   if (op->nccl) std::exchange(op->nccl, nullptr)->op.reset();
-  --op->stream->unfinished;
   unfinished.erase(op->id);
   const std::vector<OpPtr> dependents = std::exchange(op->dependents, {});
   for (const OpPtr& other : dependents) {
@@ -248,26 +208,11 @@ void Machine::finish(const OpPtr& op) {
   changed();
 }
 
-std::vector<OpPtr> Machine::unfinished_of(int process, int device) const {
-  std::vector<OpPtr> found;
-  for (const auto& [id, op] : unfinished) {
-    if (op->process == process && (device < 0 || op->device == device)) found.push_back(op);
-  }
-  return found;
-}
-
-std::vector<OpPtr> Machine::tails_of(int process, int device) const {
-  std::vector<OpPtr> tails;
-  for (const auto& stream : streams) {
-    if (stream->process == process && stream->device == device && stream->tail) {
-      tails.push_back(stream->tail);
-    }
-  }
-  return tails;
-}
-
 void Machine::drop_work(int process, int device) {
-  const std::vector<OpPtr> dead = unfinished_of(process, device);
+  std::vector<OpPtr> dead;
+  for (const auto& [id, op] : unfinished) {
+    if (op->process == process && op->device == device) dead.push_back(op);
+  }
   for (const OpPtr& op : dead) op->dropped = true;
   for (const OpPtr& op : dead) {
     if (op->state == Op::State::running) finish(op);
@@ -276,77 +221,58 @@ void Machine::drop_work(int process, int device) {
 
 // --- hosts that block ---------------------------------------------------------------------------
 
-bool Machine::block_until(Caller& caller, const std::string& what,
-                          const std::function<bool()>& ready,
-                          const std::function<std::vector<OpPtr>()>& waits_for,
-                          const NcclGroup* group) {
-  if (ready()) return true;
-  BlockedHost entry{&caller.host, caller.process, what, waits_for, group};
-  blocked.push_back(&entry);
+bool Machine::wait_for(const Caller& caller, const std::vector<OpPtr>& ops,
+                       const std::string& what) {
   std::unique_lock<std::mutex> lock(mutex_, std::adopt_lock);
-  const auto run_others = [&] {
-    if (!options.while_blocked) return false;
-    lock.unlock();
-    const bool ran = options.while_blocked();
-    lock.lock();
-    return ran;
-  };
-  const auto deadline = std::chrono::steady_clock::now() + options.block_limit;
-  int without_event = 0;
-  bool possible = true;
-  while (possible && !ready()) {
-    if (options.driving == FakeGpu::Driving::thread) {
-      possible = changed_.wait_until(lock, deadline) == std::cv_status::no_timeout || ready();
-      continue;
-    }
-    const bool others_first = without_event < 100'000 && chance(0.5);
-    if (others_first && run_others()) {
-      ++without_event;
-    } else if (step()) {
-      without_event = 0;
-    } else {
-      possible = !others_first && without_event++ < 100'000 && run_others();
-      if (others_first && without_event++ < 100'000) possible = true;  // may just have got work
-    }
-  }
-  if (!possible) {
-    violation("host " + caller.host.name + " blocks in " + what + " and cannot go on:\n" +
-              describe_unfinished());
-  }
-  blocked.remove(&entry);
+  const bool ended = changed_.wait_for(lock, options.block_limit, [&] {
+    return std::all_of(ops.begin(), ops.end(),
+                       [](const OpPtr& op) { return op->state == Op::State::done; });
+  });
   lock.release();
-  return possible;
-}
-
-bool Machine::wait_until_device_idle(Caller& caller, int device, const std::string& what) {
-  const int process = caller.process;
-  const std::vector<OpPtr> tails = tails_of(process, device);
-  const auto left = [tails] {
-    std::vector<OpPtr> ops;
-    for (const OpPtr& op : tails) {
-      if (op->state != Op::State::done) ops.push_back(op);
-    }
-    return ops;
-  };
-  if (!block_until(
-          caller, what, [&] { return left().empty(); }, left))
+  if (!ended) {
+    violation("host " + caller.host.name + " blocks in " + what + " (process " +
+              std::to_string(caller.process) + ") and cannot go on:\n" + describe_unfinished());
     return false;
-  for (const OpPtr& op : tails) learn(caller, op->clock);
+  }
+  for (const OpPtr& op : ops) host_clock.join(op->clock);
   return true;
 }
 
-bool Machine::idle() const {
-  if (!unfinished.empty() || !blocked.empty()) return false;
-  for (const auto& [handle, comm] : nccl->comms) {
-    if (comm->group) return false;
+bool Machine::wait_until_device_idle(const Caller& caller, int device, const std::string& what) {
+  std::vector<OpPtr> tails;
+  for (const auto& stream : streams_) {
+    if (stream->process == caller.process && stream->device == device && stream->tail)
+      tails.push_back(stream->tail);
   }
-  return events.empty();
+  return wait_for(caller, tails, what);
 }
+
+bool Machine::idle() const {
+  return unfinished.empty() && events_.empty() &&
+         std::all_of(nccl->comms.begin(), nccl->comms.end(),
+                     [](const auto& at) { return at.second->group == nullptr; });
+}
+
+// --- reports ------------------------------------------------------------------------------------
 
 void Machine::violation(const std::string& text) {
   constexpr std::size_t kLimit = 50;
   if (violations.size() < kLimit) violations.push_back(text);
   changed();
+}
+
+std::string Machine::describe_unfinished() const {
+  std::string text;
+  const auto named = [](const std::string& what) { return "  " + what + "\n"; };
+  for (const auto& [id, op] : unfinished) {
+    const bool waits = op->state == Op::State::running && op->gate != 0 && !gates.at(op->gate);
+    text += named(op->what + (op->state == Op::State::queued ? ", not begun" : "") +
+                  (waits ? ", waits for gate " + std::to_string(op->gate) : ""));
+  }
+  for (const auto& [handle, comm] : nccl->comms) {
+    if (comm->group) text += named("the launch of " + comm->name());
+  }
+  return text.empty() ? text : text + "seed " + std::to_string(options.seed);
 }
 
 }  // namespace stitch::transport::gpu::test

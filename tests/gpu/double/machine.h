@@ -10,7 +10,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <random>
 #include <set>
 #include <string>
@@ -26,7 +25,7 @@ namespace stitch::transport::gpu::test {
 using Time = FakeGpu::Time;
 struct Op;
 using OpPtr = std::shared_ptr<Op>;
-struct NcclKernel;
+struct NcclGroup;
 
 // A queue of operations. `tail` is the last one submitted, done or not.
 struct FakeStream {
@@ -34,14 +33,14 @@ struct FakeStream {
   bool blocking = false;  // waits for the default stream, and it for this
   bool is_default = false;
   std::size_t queue = 0;  // hardware queue
-  std::size_t timeline = 0, unfinished = 0;
+  std::size_t timeline = 0;
   std::uint64_t submitted = 0;
   OpPtr tail;
   bool capturing = false;
 };
 
 struct FakeEvent {
-  int id = 0, process = 0, device = 0;
+  int process = 0, device = 0;
   OpPtr marker;  // null: never recorded
 };
 
@@ -54,35 +53,29 @@ struct Op {
   FakeStream* stream = nullptr;
   State state = State::queued;
   bool dropped = false;           // vanished with its context
-  bool in_order = true;           // false: only waits for a hardware queue
   std::vector<OpPtr> after;       // stream order and events: happened before
   std::vector<OpPtr> behind;      // shares a hardware queue: only waited for
   std::vector<OpPtr> dependents;  // wait for this one
   std::size_t unmet = 0;
   VectorClock clock;  // of its submission, then of its start, then of its end
   Epoch epoch;
-  std::optional<Time> duration;
+  Time duration{0};
   int gate = 0;
   std::function<void(Op&)> execute;
-  std::shared_ptr<NcclKernel> nccl;
+  std::shared_ptr<NcclGroup> nccl;
 };
 
-// A thread that calls, real or simulated.
+// A thread that calls.
 struct FakeHost {
   std::string name;
-  std::size_t timeline = 0;
-  std::uint64_t actions = 0;
-  VectorClock clock;
   std::uint64_t calls = 0;  // of functions of the tables
   bool spared = false;      // no injected error comes to it
   struct InProcess {
     int device = 0;
     cuda::Status last_error = cuda::kSuccess;
     cuda::CaptureMode capture_mode = cuda::kCaptureGlobal;
-    int group_depth = 0;
-    int group_error =
-        0;  // of a call between group_start() and group_end(), which then does nothing
-    std::shared_ptr<struct NcclGroup> group;
+    std::shared_ptr<NcclGroup> group;  // between group_start() and group_end()
+    int group_error = 0;               // of a call in between, which then does nothing
   };
   std::array<InProcess, FakeGpu::kMaxProcesses> in;
 };
@@ -93,18 +86,9 @@ struct Caller {
   FakeHost::InProcess& in;
 };
 
-// A host thread inside a call that blocks.
-struct BlockedHost {
-  const FakeHost* host = nullptr;
-  int process = 0;
-  std::string what;
-  std::function<std::vector<OpPtr>()> waits_for;
-  const struct NcclGroup* group = nullptr;
-};
-
-// The simulated machine. All of it is guarded by one lock, which invoke() takes; functions below
-// expect it to be held. Two parts have classes of their own: FakeCuda and FakeNccl, whose functions
-// are the tables.
+// The simulated machine. All of it is guarded by one lock, which as() takes; functions below expect
+// it to be held. Two parts have classes of their own: FakeCuda and FakeNccl, whose functions are
+// the tables.
 class Machine {
  public:
   explicit Machine(FakeGpu::Options options);
@@ -123,19 +107,11 @@ class Machine {
   }
   Caller enter(int process);
   FakeHost& this_host();
-  // From now on this thread acts as the host of that name; returns what it acted as before.
-  void* act_as(const std::string& name);
-  static void act_as_before(void* host);
-  // The host knows what the clock covers.
-  void learn(Caller& caller, const VectorClock& clock);
-  FakeMemory::Actor actor(Caller& caller, std::string what);
+  FakeMemory::Actor actor(const Caller& caller, std::string what) const;
 
   // --- events in virtual time ---
   void schedule(Time delay, std::function<void()> action);
-  bool step();
-  Time draw();                   // a duration
-  Time draw(std::size_t bytes);  // of moving bytes
-  bool chance(double probability);
+  Time draw(std::size_t bytes = 0);  // a duration, of moving so many bytes
 
   // --- operations ---
   FakeStream& make_stream(int process, int device, bool blocking);
@@ -143,15 +119,12 @@ class Machine {
   // Puts it at the end of its stream; `clock` is what its submitter knew.
   void submit(const OpPtr& op, const VectorClock& clock);
   void finish(const OpPtr& op);
-  void drop_work(int process, int device);  // -1: of all devices
-  [[nodiscard]] std::vector<OpPtr> unfinished_of(int process, int device) const;
-  [[nodiscard]] std::vector<OpPtr> tails_of(int process, int device) const;
+  void drop_work(int process, int device);
 
-  // Blocks the calling thread until `ready`. False when that cannot come, which is reported.
-  bool block_until(Caller& caller, const std::string& what, const std::function<bool()>& ready,
-                   const std::function<std::vector<OpPtr>()>& waits_for,
-                   const struct NcclGroup* group = nullptr);
-  bool wait_until_device_idle(Caller& caller, int device, const std::string& what);
+  // Blocks the calling thread until all of these are done, of which the host then knows. False when
+  // that takes too long, which is reported.
+  bool wait_for(const Caller& caller, const std::vector<OpPtr>& ops, const std::string& what);
+  bool wait_until_device_idle(const Caller& caller, int device, const std::string& what);
   // Any change that a blocked thread may wait for.
   void changed() { changed_.notify_all(); }
 
@@ -163,21 +136,14 @@ class Machine {
   FakeGpu::Options options;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  std::map<std::pair<Time, std::uint64_t>, std::function<void()>> events;
-  Time now{0};
   FakeMemory memory;
   std::vector<std::string> violations;
   std::map<int, OpPtr> unfinished;  // by id
-  std::vector<std::unique_ptr<FakeStream>> streams;
   std::map<cuda::Stream, FakeStream*> stream_handles;
   std::map<std::pair<int, int>, FakeStream*> default_streams;  // by process and device
   std::map<cuda::Event, std::unique_ptr<FakeEvent>> event_handles;
   std::map<std::pair<int, int>, cuda::Status> broken;  // contexts
   std::set<std::pair<int, int>> contexts;              // created so far, by process and device
-  std::map<std::pair<int, int>, int> peer_access;
-  std::set<std::pair<int, std::string>> loaded;  // kernels, by process
-  std::map<int, const FakeHost*> loading;        // processes whose context lock is held
-  std::map<int, std::vector<int>> visible;
   std::map<int, bool> gates;
   std::map<std::pair<int, std::string>, std::size_t> calls;
   struct Injected {
@@ -186,23 +152,26 @@ class Machine {
     int status, left;
   };
   std::list<Injected> injected;
-  std::list<BlockedHost*> blocked;
-  std::map<std::string, std::unique_ptr<FakeHost>> hosts;
-  std::size_t timelines = 0;
   std::uint64_t last_id = 0;
-  VectorClock host_clock;  // of all hosts, where calls are ordered as they come
+  VectorClock host_clock;  // of all hosts: their calls are ordered as they come
   std::unique_ptr<class FakeCuda> cuda;
   std::unique_ptr<class FakeNccl> nccl;
   std::array<CudaApi, FakeGpu::kMaxProcesses> cuda_tables{};
   std::array<NcclApi, FakeGpu::kMaxProcesses> nccl_tables{};
 
  private:
+  bool step();
   void start(const OpPtr& op);
   void run_device();
 
   std::mt19937_64 random_;
+  std::map<std::pair<Time, std::uint64_t>, std::function<void()>> events_;
+  Time now_{0};
+  std::vector<std::unique_ptr<FakeStream>> streams_;
   std::map<std::pair<std::pair<int, int>, std::size_t>, OpPtr> queue_tails_;
   std::map<std::pair<int, int>, std::size_t> queues_used_;
+  std::list<FakeHost> hosts_;
+  std::uint64_t actions_ = 0;  // of hosts
   bool stopping_ = false;
   std::thread thread_;
 };

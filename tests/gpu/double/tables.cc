@@ -34,27 +34,26 @@ std::optional<int> failure(Machine& machine, const Caller& caller, const std::st
     return status;
   }
   if (!sticky) return std::nullopt;
-  const auto broken = machine.broken.find({caller.process, machine.cuda->current_device(caller)});
+  const auto broken = machine.broken.find({caller.process, caller.in.device});
   if (broken == machine.broken.end()) return std::nullopt;
   return static_cast<int>(broken->second);
 }
 
 // Those that do not ask the driver for the current device's context.
 bool outlives_the_context(const std::string& name) {
-  return name == "get_last_error" || name == "get_device_count" || name == "get_device" ||
-         name == "set_device" || name == "runtime_get_version" || name == "driver_get_version";
+  return name == "get_last_error" || name == "get_device_count" || name == "set_device" ||
+         name == "runtime_get_version";
 }
 
 // Those that do not create the context of the thread's current device. NCCL's functions that work
 // on a communicator return to the device that was current before, and so create its context.
 bool creates_no_context(const std::string& name) {
   static const std::set<std::string> names = {
-      "get_device_count",    "get_device",         "runtime_get_version",
-      "driver_get_version",  "get_last_error",     "get_error_name",
-      "get_error_string",    "device_get_uuid",    "device_get_pci_bus_id",
+      "get_device_count",    "runtime_get_version", "get_last_error",
+      "get_error_name",      "get_error_string",    "device_get_uuid",
       "set_device",  // of another, which it does itself
-      "nccl_get_version",    "nccl_get_unique_id", "nccl_get_error_string",
-      "nccl_get_last_error", "nccl_group_start",   "nccl_comm_get_async_error",
+      "nccl_get_version",    "nccl_get_unique_id",  "nccl_get_error_string",
+      "nccl_get_last_error", "nccl_group_start",    "nccl_comm_get_async_error",
   };
   return names.contains(name);
 }
@@ -66,19 +65,15 @@ bool creates_no_context(const std::string& name) {
 bool safe_during_capture(const std::string& name) {
   static const std::set<std::string> names = {
       "get_device_count",
-      "get_device",
       "set_device",
       "runtime_get_version",
-      "driver_get_version",
       "get_last_error",
       "get_error_name",
       "get_error_string",
       "device_get_uuid",
-      "device_get_pci_bus_id",
       "memcpy_async",
       "memcpy_peer_async",
       "memset_async",
-      "stream_wait_event",
       "stream_is_capturing",
       "event_record",
       "event_create_with_flags",
@@ -123,21 +118,11 @@ struct Call {
         name((is_cuda ? "" : "nccl_") + std::string(function)) {
     ++machine.calls[{process, name}];
     ++caller.host.calls;
-    const auto loaded = [&] {
-      const auto loading = machine.loading.find(process);
-      return loading == machine.loading.end() || loading->second == &caller.host;
-    };
-    machine.block_until(caller, name + "(), while a kernel is loaded", loaded,
-                        [] { return std::vector<OpPtr>{}; });
-    if (!creates_no_context(name))
-      machine.contexts.insert({process, machine.cuda->current_device(caller)});
+    if (!creates_no_context(name)) machine.contexts.insert({process, caller.in.device});
     failed = failure(machine, caller, name, is_cuda && !outlives_the_context(name));
     if (!failed && is_cuda) failed = forbidden_by_capture(machine, caller, name);
-    if (failed && !is_cuda && caller.in.group_depth > 0) caller.in.group_error = *failed;
-    if (failed && name == "nccl_group_end") {  // the group is over all the same
-      caller.in.group_depth = 0;
-      caller.in.group.reset();
-    }
+    if (failed && !is_cuda && caller.in.group) caller.in.group_error = *failed;
+    if (failed && name == "nccl_group_end") caller.in.group.reset();  // it is over all the same
   }
 
   // Notes a status for get_last_error().
