@@ -34,6 +34,10 @@ std::string errno_text(int error) {
     case ENFILE:
       return text + ": this machine has no descriptor left for any process (fs.file-max); " +
              kDescriptorsNeeded + ". Raise it with `sysctl fs.file-max`, or end other processes";
+    case EFBIG:
+      if (::getrlimit(RLIMIT_FSIZE, &limit) != 0) return text;
+      return text + ": files of this process may have " + limit_text(limit.rlim_cur) +
+             " bytes (RLIMIT_FSIZE, `ulimit -f`)";
     case ENOMEM:
       if (::getrlimit(RLIMIT_AS, &limit) != 0) return text;
       return text + ": the machine has no memory left, or this process has reached a limit: " +

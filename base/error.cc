@@ -13,10 +13,10 @@
 namespace stitch {
 
 namespace {
-constexpr std::array<std::string_view, 13> kNames{
+constexpr std::array<std::string_view, 15> kNames{
     "unknown",      "invalid_argument", "timeout",         "cancelled", "disconnected",
     "overloaded",   "unimplemented",    "unauthenticated", "protocol",  "remote_exception",
-    "out_of_range", "shutting_down",    "internal"};
+    "out_of_range", "shutting_down",    "internal",        "not_found", "already_exists"};
 }  // namespace
 
 std::string_view to_string(ErrorCode code) noexcept {

@@ -23,6 +23,8 @@ enum class ErrorCode : std::uint8_t {
   out_of_range,          // an index, count or size is beyond its limit
   shutting_down,         // this worker or the peer is shutting down
   internal,              // a defect in stitch
+  not_found,             // no worker of this world has that name or id
+  already_exists,        // a worker of this world that is alive has that name or rank
 };
 
 // "invalid_argument", "timeout", ...

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <csignal>
+#include <ctime>
 #include <initializer_list>
 
 namespace stitch::base {
@@ -33,6 +34,30 @@ class SignalsBlocked {
 
  private:
   sigset_t before_;
+};
+
+// Writing beyond the limit of the sizes of files (RLIMIT_FSIZE, `ulimit -f`) fails with EFBIG in a
+// block of code, and does not end the process by SIGXFSZ. Thread contract: as SignalsBlocked.
+class FileSizeSignalBlocked {
+ public:
+  FileSizeSignalBlocked() noexcept = default;
+  ~FileSizeSignalBlocked() {
+    sigset_t one;
+    sigemptyset(&one);
+    sigaddset(&one, SIGXFSZ);
+    const timespec now{};
+    if (!was_pending_) static_cast<void>(sigtimedwait(&one, nullptr, &now));
+  }
+  FileSizeSignalBlocked(const FileSizeSignalBlocked&) = delete;
+  FileSizeSignalBlocked& operator=(const FileSizeSignalBlocked&) = delete;
+
+ private:
+  [[nodiscard]] static bool is_pending() noexcept {
+    sigset_t pending;
+    return sigpending(&pending) == 0 && sigismember(&pending, SIGXFSZ) == 1;
+  }
+  const bool was_pending_ = is_pending();
+  const SignalsBlocked blocked_{SIGXFSZ};
 };
 
 }  // namespace stitch::base

@@ -16,6 +16,7 @@
 
 #include "stitch/base/byte_io.h"
 #include "stitch/base/descriptor.h"
+#include "stitch/base/signals.h"
 #include "stitch/dist_optim/shard_format.h"
 
 namespace stitch::optim {
@@ -110,6 +111,7 @@ class ShardWriter::File {
     block_.clear();
   }
   void put(const std::byte* data, std::size_t size) {
+    const base::FileSizeSignalBlocked blocked;
     while (size > 0) {
       const ::ssize_t written = ::write(file_.get(), data, std::min<std::size_t>(size, 1U << 30));
       if (written < 0) {

@@ -13,10 +13,11 @@
 
 namespace stitch::detail {
 
-// Inline: a barrier must pass even while every user-function thread is taken.
-STITCH_INLINE(&fetch_posted);
-
 namespace {
+
+// Inline: a barrier must pass even while every user-function thread is taken.
+[[maybe_unused]] const bool fetch_is_inline =
+    (rpc::FunctionRegistry::instance().mark_inline(kFunction<&fetch_posted>, true), true);
 
 // Whether the exchange says that itself, this worker's leaving included. No function has thrown it.
 bool is_own_word(const Error& error) {

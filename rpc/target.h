@@ -56,7 +56,7 @@ class Target {
       T worker_ids_are_written_WorkerId)
   = delete;  // NOLINT
 
-  // The worker meant. Throws Error(invalid_argument) when there is none of that name or id.
+  // The worker meant. Throws Error(not_found) when there is none of that name or id.
   [[nodiscard]] const WorkerInfo& resolve(const rpc::PeerTable& peers) const;
   // Of calls to this target; none: Options::rpc_timeout.
   [[nodiscard]] std::optional<std::chrono::nanoseconds> timeout() const noexcept {

@@ -8,7 +8,9 @@
 #include <utility>
 
 #include "stitch/base/deadline.h"
+#include "stitch/base/demangle.h"
 #include "stitch/base/name_list.h"
+#include "stitch/base/process_setup.h"
 #include "stitch/rpc/agent/agent.h"
 #include "stitch/rpc/agent/gather_exchange.h"
 #include "stitch/rpc/agent/stop_signals.h"
@@ -142,6 +144,8 @@ std::map<std::string, std::int64_t> Worker::debug_info() const { return agent()-
 
 std::string Worker::dump(const std::string& folder) const { return agent()->dumps().write(folder); }
 
+void Worker::serve() { agent()->served_calls().serve(); }
+
 void Worker::shutdown(ShutdownOptions options) {
   const auto agent = this->agent();  // a second caller may outlast the Worker
   if (auto refusal = why_not_here(agent, options.graceful)) throw std::move(*refusal);
@@ -232,6 +236,18 @@ bool stop_requested() noexcept { return rpc::stop_requested_at().has_value(); }
 
 void wait_for_stop() { rpc::await_stop_signal(); }
 
+const std::any& detail::user_data_of(const rpc::Agent& agent) noexcept {
+  return agent.options().user_data;
+}
+
+void detail::fail_user_data(const rpc::Agent& agent, const std::type_info& wanted) {
+  const std::any& given = user_data_of(agent);
+  throw Error(ErrorCode::invalid_argument,
+              "user_data of " + to_string(agent.self()) + " is " +
+                  (given.has_value() ? base::demangle(given.type().name()) : "not set") +
+                  "; wanted: " + base::demangle(wanted.name()));
+}
+
 WorkerInfo current_worker() { return rpc::current_agent()->self(); }
 
 Worker init(Options options) {
@@ -239,6 +255,7 @@ Worker init(Options options) {
   if (rpc::LiveRuntimes::of_this_process().forked_from_workers())
     rpc::refuse_forked_child("a worker cannot be started");
   try {
+    base::set_up_process();
     rpc::warn_about_slow_blas();
     rpc::FunctionRegistry::instance().check();
     options = resolve_options(std::move(options));

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <any>
 #include <atomic>
 #include <chrono>
 #include <concepts>
@@ -20,6 +21,17 @@
 #include "stitch/rpc/options/options.h"
 
 namespace stitch {
+
+namespace detail {
+[[nodiscard]] const std::any& user_data_of(const rpc::Agent& agent) noexcept;
+[[noreturn]] void fail_user_data(const rpc::Agent& agent, const std::type_info& wanted);
+
+template <class T>
+T user_data_as(const rpc::Agent& agent) {
+  if (const T* const found = std::any_cast<T>(&user_data_of(agent))) return *found;
+  fail_user_data(agent, typeid(T));
+}
+}  // namespace detail
 
 // How Worker::shutdown() leaves.
 struct ShutdownOptions {
@@ -58,7 +70,7 @@ class Worker {
   // fixed world all, also one that is dead and may be restarted; in an elastic one those that live.
   [[nodiscard]] std::vector<WorkerInfo> workers() const;
   // Those of the present or last life of one worker; valid as long as this Worker. Throws
-  // Error(invalid_argument) naming what was looked for, and near names.
+  // Error(not_found) naming what was looked for, and near names.
   [[nodiscard]] const WorkerInfo& worker(std::string_view name) const;
   [[nodiscard]] const WorkerInfo& worker(WorkerId id) const;
 
@@ -83,6 +95,18 @@ class Worker {
         [callback = std::move(callback)](const WorkerInfo& info, LeaveReason) mutable {
           callback(info);
         }));
+  }
+
+  // With Options::start_serving false: begins with the calls of peers that have come so far, in
+  // their order, and serves from now on. Before it barriers and all_gathers are answered, other
+  // calls and uses of references wait. Otherwise, and a second time, without effect. A worker whose
+  // shutdown comes first never serves: the calls get Error(shutting_down).
+  void serve();
+  // A copy of Options::user_data. Throws Error(invalid_argument), naming both types, when that is
+  // not a T.
+  template <class T>
+  [[nodiscard]] T user_data() const {
+    return detail::user_data_as<T>(*agent());
   }
 
   // Leaves the world; the worker can do nothing afterwards. In a fixed world it serves until every
@@ -223,10 +247,10 @@ class Worker {
 // are there, in an elastic world when as many are there as it needs to start. Where the world runs
 // already, a worker that starts under a name of it comes back with that name's id and a higher
 // epoch, and a new one joins if the world is elastic; returns when all live members know it. Throws
-// Error: invalid_argument (an option, a variable, a duplicate name or rank, naming both workers; no
-// room in the world), timeout (naming who is missing), disconnected (the store cannot be reached).
-// Blocks for at most Options::init_timeout, and 1 s more where a TCP store does not answer; a store
-// of the program's own (Options::store) has its own limits.
+// Error: invalid_argument (an option, a variable; no room in the world), already_exists (a name or
+// rank that another worker has, naming both), timeout (naming who is missing), disconnected (the
+// store cannot be reached). Blocks for at most Options::init_timeout, and 1 s more where a TCP
+// store does not answer; a store of the program's own (Options::store) has its own limits.
 [[nodiscard]] Worker init(Options options = {});
 
 // Whether SIGTERM or SIGINT has come to this process since a worker was started with
@@ -251,6 +275,13 @@ class WorkerScope {
 // Throws Error(invalid_argument) where there is none or several, Error(shutting_down) after the
 // only one has shut down. Any thread.
 [[nodiscard]] WorkerInfo current_worker();
+
+// Worker::user_data() of the current worker: how a function that is called remotely reaches what
+// the program has made. Throws as current_worker() does, too. Any thread.
+template <class T>
+[[nodiscard]] T user_data() {
+  return detail::user_data_as<T>(*rpc::current_agent());
+}
 
 namespace detail {
 // Waits until all are complete, or until one has failed for another reason than a timeout, which

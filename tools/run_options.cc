@@ -208,7 +208,7 @@ Each process finds in its environment:
 Standard input is empty.
 
 --diagnose reads the dumps that workers have written into DIR (STITCH_DUMP_DIR: when a call times
-out, on SIGUSR1, on a fatal signal) and says who waits for whom, in which function and since when;
+out, on SIGUSR1) and says who waits for whom, in which function and since when;
 the first line is the verdict. It draws DIR/waits.dot, and DIR/waits.svg where Graphviz is there.
 SIGUSR1 to a worker, or to all: pkill -USR1 -f ./app (stitch-run, which that matches, too, takes no
 notice of it).

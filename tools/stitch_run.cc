@@ -8,11 +8,13 @@
 #include "diagnose.h"
 #include "launcher.h"
 #include "run_options.h"
+#include "stitch/base/standard_descriptors.h"
 
 int main(int argc, char** argv) {
   constexpr int kUsageStatus = 2;
   constexpr int kInternalStatus = 125;
   try {
+    stitch::base::open_standard_descriptors();
     const std::vector<std::string> arguments(argv + 1, argv + argc);
     if (stitch_run::asks_for_diagnosis(arguments)) return stitch_run::diagnose(arguments);
     stitch_run::RunOptions options = stitch_run::parse_options(arguments);

@@ -115,7 +115,7 @@ void Agent::start(std::unique_ptr<PeerTable> peers, const std::vector<Member>& m
        .obituary = [this](const WorkerInfo& info) { return membership_->obituary(info); },
        .deadline = [this](std::uint64_t call) { return outgoing_calls_.deadline(call); }});
   membership_->begin_ticks();
-  peers_->begin_heartbeats(options_.heartbeat_interval);
+  peers_->begin_heartbeats(membership_->heartbeat_interval());
 }
 
 void Agent::set_membership(MembershipHooks hooks) { membership_->set_hooks(std::move(hooks)); }
@@ -427,8 +427,12 @@ std::map<std::string, std::int64_t> Agent::debug_info() {
   sender_.debug_info(numbers);
   device_tensors_.debug_info(numbers);
   peers_->debug_info(numbers);
-  for (const auto& [name, failures] : transport::failed_trials())
-    numbers.emplace("transport.failed_trials." + name, failures);
+  const auto failed = transport::failed_trials();
+  for (const char* name : {"shm", "tcp", "tensorpipe-shm", "uv"}) {
+    const auto found = failed.find(name);
+    numbers.emplace(std::string("transport.failed_trials.") + name,
+                    found == failed.end() ? 0 : found->second);
+  }
   for_each_extension([&](Extension& extension) { extension.debug_info(numbers); });
   return numbers;
 }

@@ -44,6 +44,7 @@ std::optional<Error> Agent::shutdown(bool graceful, std::chrono::nanoseconds tim
     const auto longest = wait.value_or(kNone) < kNone - timeout ? *wait + timeout : kNone;
     return await_first_shutdown(waits ? base::deadline_after(longest) : deadline);
   }
+  served_calls_.never_serve();
   std::optional<Error> error;
   if (waits) {
     const auto until = wait ? base::deadline_after(*wait) : Clock::time_point::max();

@@ -141,7 +141,7 @@ std::string call_text(const OutstandingCall& call) {
 std::string timed_out_after(const OutstandingCall& call) {
   std::string ms = std::to_string(std::chrono::duration<double, std::milli>(call.timeout).count());
   ms.erase(ms.find_last_not_of('0') + 1);
-  if (ms.back() == '.') ms.pop_back();
+  if (ms.back() < '0' || ms.back() > '9') ms.pop_back();  // the decimal point of the locale
   return "timed out after " + ms + " ms; ";
 }
 

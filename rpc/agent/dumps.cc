@@ -11,10 +11,12 @@
 #include <utility>
 
 #include "stitch/base/errno_text.h"
+#include "stitch/base/signals.h"
 #include "stitch/rpc/agent/agent.h"
 #include "stitch/rpc/agent/bounded_task.h"
 #include "stitch/rpc/agent/dump_thread.h"
 #include "stitch/rpc/agent/worker_report.h"
+#include "stitch/rpc/options/option_name.h"
 
 namespace stitch::rpc {
 
@@ -30,6 +32,7 @@ constexpr std::size_t kMaxBytes = std::size_t{8} << 20;
 
 // Whole or not at all: readers see no half of a file. Only the user may read it.
 void write_file(const std::string& path, const std::string& text) {
+  const base::FileSizeSignalBlocked blocked;
   const std::string unfinished = path + ".part";
   const int fd = ::open(unfinished.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW,
                         S_IRUSR | S_IWUSR);
@@ -72,12 +75,12 @@ void Dumps::start(const std::shared_ptr<Agent>& agent) {
   const std::string& folder = agent_.options().dump_dir;
   if (folder.empty()) return;
   if (::mkdir(folder.c_str(), S_IRWXU) != 0 && errno != EEXIST) {
-    throw Error(ErrorCode::invalid_argument,
-                "dump_dir \"" + folder + "\" cannot be made: " + base::errno_text(errno));
+    throw Error(ErrorCode::invalid_argument, option_name("dump_dir") + " \"" + folder +
+                                                 "\" cannot be made: " + base::errno_text(errno));
   }
   if (::access(folder.c_str(), W_OK | X_OK) != 0) {
-    throw Error(ErrorCode::invalid_argument,
-                "dump_dir \"" + folder + "\" cannot be used: " + base::errno_text(errno));
+    throw Error(ErrorCode::invalid_argument, option_name("dump_dir") + " \"" + folder +
+                                                 "\" cannot be used: " + base::errno_text(errno));
   }
   running_ = true;
   agent_.outgoing_calls().set_on_timeout(
@@ -100,10 +103,12 @@ std::string Dumps::head(const std::string& reason) const {
   append_json(json, host_);
   json += ",\n  \"reason\": ";
   append_json(json, reason);
-  const auto now = std::chrono::system_clock::now().time_since_epoch();
-  char time[40];
-  std::snprintf(time, sizeof(time), "%.3f", std::chrono::duration<double>(now).count());
-  return json + ",\n  \"time\": " + time + ",\n";
+  // By whole numbers: a locale may have another decimal point than JSON.
+  const auto now = std::chrono::duration_cast<std::chrono::milliseconds>(
+                       std::chrono::system_clock::now().time_since_epoch())
+                       .count();
+  const std::string thousandths = std::to_string(1000 + now % 1000).substr(1);
+  return json + ",\n  \"time\": " + std::to_string(now / 1000) + '.' + thousandths + ",\n";
 }
 
 std::string Dumps::write(const std::string& folder, const std::string& reason,

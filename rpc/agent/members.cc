@@ -90,7 +90,7 @@ const WorkerInfo& Members::find(std::string_view name) const {
   for_each([&](const Life& life) { names.push_back(life.info().name); });
   auto nearest = base::nearest_names(std::string(name), names, 5);
   if (nearest.empty() && names.size() <= 8) nearest = std::move(names);
-  throw Error(ErrorCode::invalid_argument,
+  throw Error(ErrorCode::not_found,
               "worker \"" + std::string(name) + "\" is not in this world of " +
                   std::to_string(size()) +
                   (nearest.empty() ? "" : "; known are " + quoted_list(nearest)))
@@ -99,9 +99,9 @@ const WorkerInfo& Members::find(std::string_view name) const {
 
 const WorkerInfo& Members::find(WorkerId id) const {
   if (const Life* present = life(id)) return present->info();
-  throw Error(ErrorCode::invalid_argument, "worker id " + std::to_string(id.value()) +
-                                               " is not in this world; ids are 0 to " +
-                                               std::to_string(lives_.end() - 1));
+  throw Error(ErrorCode::not_found, "worker id " + std::to_string(id.value()) +
+                                        " is not in this world; ids are 0 to " +
+                                        std::to_string(lives_.end() - 1));
 }
 
 const WorkerInfo& Members::find(const WorkerInfo& info) const {
@@ -110,9 +110,9 @@ const WorkerInfo& Members::find(const WorkerInfo& info) const {
   const bool named = !info.name.empty();
   if (known.epoch == info.epoch && (!named || known.name == info.name)) return known;
   if (named && known.name != info.name) {
-    throw Error(ErrorCode::invalid_argument, to_string(info) + " is not in this world: id " +
-                                                 std::to_string(info.id.value()) + " is worker \"" +
-                                                 known.name + "\"")
+    throw Error(ErrorCode::not_found, to_string(info) + " is not in this world: id " +
+                                          std::to_string(info.id.value()) + " is worker \"" +
+                                          known.name + "\"")
         .with_worker(info.name);
   }
   if (known.epoch < info.epoch) {

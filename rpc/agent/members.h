@@ -95,7 +95,7 @@ class Members {
     while (found != nullptr && found->info().epoch != epoch) [[unlikely]] found = found->previous;
     return found;
   }
-  // Throw Error(invalid_argument) naming what was looked for, and the nearest names or the range of
+  // Throw Error(not_found) naming what was looked for, and the nearest names or the range of
   // ids; the last one Error(disconnected) for a member of another epoch, be that over or not known
   // here yet; an empty name in it stands for any. What they return is valid as long as this.
   [[nodiscard]] const WorkerInfo& find(std::string_view name) const;

@@ -113,7 +113,7 @@ std::optional<Notice> MembershipService::join(Clock::time_point deadline) {
         tried += (tried.empty() ? "" : ", ") + to_string(card.info) + ": " + notice.text;
         continue;
       }
-      if (refused) throw Error(ErrorCode::invalid_argument, notice.text).with_worker(self.name);
+      if (refused) throw from_refusal_text(notice.text).with_worker(self.name);
       if (notice.step != Notice::Step::welcome)
         throw Error(ErrorCode::protocol, to_string(card.info) + " answers a join with nonsense");
       take_in(notice, deadline);

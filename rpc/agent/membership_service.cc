@@ -49,13 +49,16 @@ void MembershipService::start(const std::vector<Member>& members) {
   }
   base::MutexLock lock(mutex_);
   protocol_.emplace(hooks_.self,
-                    MembershipProtocol::Settings{options.heartbeat_interval,
-                                                 options.heartbeat_timeout, hooks_.admit});
+                    MembershipProtocol::Settings{options.heartbeat_timeout, hooks_.admit});
   protocol_->start(lives);
 }
 
+std::chrono::nanoseconds MembershipService::heartbeat_interval() const {
+  return MembershipProtocol::heartbeat_interval(agent_.options().heartbeat_timeout);
+}
+
 void MembershipService::begin_ticks() {
-  const auto interval = agent_.options().heartbeat_interval / MembershipProtocol::kTicks;
+  const auto interval = heartbeat_interval() / MembershipProtocol::kTicks;
   agent_.loop().call_at(Clock::now() + interval, [this, weak = agent_.weak_from_this()] {
     const auto alive = weak.lock();
     if (!alive || stopped_.load() || alive->forked()) return;

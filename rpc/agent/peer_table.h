@@ -98,7 +98,7 @@ class PeerTable {
   [[nodiscard]] const WorkerInfo& find(WorkerId id) const { return members_.find(id); }
   [[nodiscard]] const WorkerInfo& find(const WorkerInfo& info) const { return members_.find(info); }
 
-  // This very life, be it over. Throws Error(invalid_argument) if this worker does not know it.
+  // This very life, be it over. Throws Error(not_found) if this worker does not know it.
   [[nodiscard]] Life& known(const WorkerInfo& info) const;
   // Calls f(Life&) with the present life of each worker.
   template <class F>

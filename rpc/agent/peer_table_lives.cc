@@ -22,7 +22,7 @@ constexpr std::size_t kMinPassedOn = std::size_t{64} << 20;
 Life& PeerTable::known(const WorkerInfo& info) const {
   if (Life* life = members_.life(info.id, info.epoch)) return *life;
   static_cast<void>(members_.find(info));  // says why not
-  throw Error(ErrorCode::invalid_argument, to_string(info) + " is not in this world");
+  throw Error(ErrorCode::not_found, to_string(info) + " is not in this world");
 }
 
 void PeerTable::complete(Life& life) {

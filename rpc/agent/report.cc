@@ -1,7 +1,9 @@
 #include "stitch/rpc/agent/report.h"
 
+#include <charconv>
 #include <cmath>
 #include <cstdio>
+#include <iterator>
 
 namespace stitch::rpc {
 
@@ -27,9 +29,10 @@ void append_number(std::string& json, double number) {
     json += "null";
     return;
   }
-  char text[40];
-  std::snprintf(text, sizeof(text), "%.9g", number);
-  json += text;
+  char text[40];  // not by printf: a locale may have another decimal point than JSON
+  const auto end =
+      std::to_chars(std::begin(text), std::end(text), number, std::chars_format::general, 9).ptr;
+  json.append(std::begin(text), end);
 }
 
 void append_cell(std::string& json, const Cell& cell) {

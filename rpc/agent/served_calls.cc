@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "stitch/base/byte_io.h"
+#include "stitch/base/callback_scope.h"
 #include "stitch/base/name_list.h"
 #include "stitch/base/recycler.h"
 #include "stitch/rpc/agent/duration_text.h"
@@ -22,6 +23,11 @@ namespace {
 // With that much control traffic waiting for a peer, answers to it carry no lists of names.
 constexpr std::size_t kManyControlBytes = 1 << 20;
 
+Error never_served(const WorkerInfo& self) {
+  return Error(ErrorCode::shutting_down,
+               to_string(self) + " is shutting down; Worker::serve() was not called there");
+}
+
 }  // namespace
 
 ServedCalls::ServedCalls(const Options& options, const AgentState& state, const WorkerInfo& self,
@@ -33,7 +39,8 @@ ServedCalls::ServedCalls(const Options& options, const AgentState& state, const 
       extensions_(extensions),
       sender_(sender),
       pool_(pool),
-      stop_callbacks_(options.num_threads, std::move(thread_name)) {}
+      stop_callbacks_(options.num_threads, std::move(thread_name)),
+      serving_(options.start_serving ? Serving::yes : Serving::not_yet) {}
 
 void ServedCalls::start(const std::shared_ptr<Agent>& agent,
                         const std::shared_ptr<base::EventLoop>& loop) {
@@ -85,6 +92,59 @@ void ServedCalls::on_request(const std::shared_ptr<transport::Connection>& conne
     call->fail(*why);
     return;
   }
+  if (serving_.load(std::memory_order_acquire) != Serving::yes && waits_to_begin(call)) return;
+  begin(call);
+}
+
+bool ServedCalls::waits_to_begin(const std::shared_ptr<IncomingCall>& call) {
+  if (call->function() != nullptr && call->function()->before_serving) return false;
+  base::MutexLock lock(mutex_);
+  if (serving_.load() == Serving::yes) return false;
+  if (serving_.load() == Serving::not_yet) {
+    call->note_queued();
+    waiting_.push_back(call);
+    return true;
+  }
+  lock.unlock();
+  call->fail(never_served(self_));
+  return true;
+}
+
+void ServedCalls::serve() {
+  const base::CallbackScope callback;  // inline functions run here
+  for (;;) {
+    std::vector<std::shared_ptr<IncomingCall>> calls;
+    {
+      base::MutexLock lock(mutex_);
+      if (serving_.load() != Serving::not_yet) return;
+      if (waiting_.empty()) {
+        serving_.store(Serving::yes, std::memory_order_release);
+        return;
+      }
+      calls.swap(waiting_);
+    }
+    for (const auto& call : calls) {
+      try {
+        begin(call);
+      } catch (...) {
+        call->fail(to_error(std::current_exception()));
+      }
+    }
+  }
+}
+
+void ServedCalls::never_serve() {
+  std::vector<std::shared_ptr<IncomingCall>> calls;
+  {
+    base::MutexLock lock(mutex_);
+    if (serving_.load() != Serving::not_yet) return;
+    serving_.store(Serving::never);
+    calls.swap(waiting_);
+  }
+  for (const auto& call : calls) call->fail(never_served(self_));
+}
+
+void ServedCalls::begin(const std::shared_ptr<IncomingCall>& call) {
   for (const auto& extension : extensions_) {
     if (extension->take_over(call)) return;
   }
@@ -236,9 +296,11 @@ void ServedCalls::expire() {
   const auto now = Clock::now();
   const auto expired = table_.expired(now);
   watch(expired.next);
+  const bool served = serving_.load() == Serving::yes;
   for (const auto& call : expired.calls) {
     const bool queued = call->progress().stage == IncomingCall::Stage::queued;
-    call->stop_at_deadline(call->where(now) + (queued ? holders(now) : std::string()));
+    const std::string why = !queued ? "" : served ? holders(now) : ", before Worker::serve()";
+    call->stop_at_deadline(call->where(now) + why);
   }
 }
 

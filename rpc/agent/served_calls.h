@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -7,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "stitch/base/mutex.h"
 #include "stitch/rpc/agent/agent_state.h"
 #include "stitch/rpc/agent/deadline_watch.h"
 #include "stitch/rpc/agent/extension.h"
@@ -25,7 +27,7 @@ class Agent;
 // The calls of peers that one worker serves: accepts or refuses requests, schedules their handlers
 // on the user-function threads, stops handlers that were cancelled, whose deadline has passed or
 // whose caller is lost. Part of its Agent, which every IncomingCall keeps alive. Thread contract:
-// any thread once start() has been called; no lock of its own. Messages come on reader threads.
+// any thread once start() has been called. Messages come on reader threads.
 class ServedCalls {
  public:
   // Keeps references to all but the last.
@@ -44,6 +46,12 @@ class ServedCalls {
   void on_peer_lost(const WorkerInfo& peer);
   // A peer asks for the room that its one-way requests have taken, or what a call waits for.
   void on_ask_room(const InMessage& message);
+
+  // ---- beginning to serve
+  // Begins the calls that wait for this, in their order; the next ones begin as they come.
+  void serve() STITCH_EXCLUDES(mutex_);
+  // Refuses the calls that wait for serve(), and later ones. Without effect once that was called.
+  void never_serve() STITCH_EXCLUDES(mutex_);
 
   // ---- running calls
   // Queues `task` on the pool, or runs it here for an inline function. Fails the call when the pool
@@ -71,6 +79,11 @@ class ServedCalls {
  private:
   // Why a request cannot be served; nothing if it can.
   [[nodiscard]] std::optional<Error> refusal(const IncomingCall& call, const char* exceeded) const;
+  // Whether the call is kept for serve(), or refused.
+  [[nodiscard]] bool waits_to_begin(const std::shared_ptr<IncomingCall>& call)
+      STITCH_EXCLUDES(mutex_);
+  // Gives the call to an extension or to the pool.
+  void begin(const std::shared_ptr<IncomingCall>& call);
   // Runs a call whose turn has come, or keeps it while its caller does not read what it has asked
   // for.
   void run(const std::shared_ptr<IncomingCall>& call);
@@ -95,6 +108,10 @@ class ServedCalls {
   std::weak_ptr<Agent> agent_;            // constant after start()
   std::shared_ptr<DeadlineWatch> watch_;  // likewise
   IncomingTable table_;
+  enum class Serving : std::uint8_t { not_yet, yes, never };
+  std::atomic<Serving> serving_;  // changed under mutex_
+  base::Mutex mutex_;
+  std::vector<std::shared_ptr<IncomingCall>> waiting_ STITCH_GUARDED_BY(mutex_);  // for serve()
   // The event loop's.
   std::string holders_;
   Clock::time_point holders_found_{};

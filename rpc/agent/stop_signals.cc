@@ -38,6 +38,13 @@ void on_stop_signal(int) {
 }
 
 void take(int signal, const char* name) {
+  sigset_t blocked;
+  if (::pthread_sigmask(SIG_BLOCK, nullptr, &blocked) == 0 &&
+      ::sigismember(&blocked, signal) == 1) {
+    throw Error(ErrorCode::invalid_argument, std::string("stop_on_signals: ") + name +
+                                                 " is blocked on the thread that calls init(), "
+                                                 "and so it may never arrive: unblock it first");
+  }
   struct sigaction before {};
   if (::sigaction(signal, nullptr, &before) != 0) return;
   const bool siginfo = (before.sa_flags & SA_SIGINFO) != 0;

@@ -102,10 +102,12 @@ void FunctionRegistry::export_as(const Function& function, const std::string& na
   }
 }
 
-void FunctionRegistry::mark_inline(const Function& function) {
+void FunctionRegistry::mark_inline(const Function& function, bool before_serving) {
   base::MutexLock lock(mutex_);
   const auto found = functions_.find(function.id);
-  if (found != functions_.end()) found->second->run_inline = true;
+  if (found == functions_.end()) return;
+  found->second->run_inline = true;
+  found->second->before_serving = before_serving;
 }
 
 const Function* FunctionRegistry::find(std::uint64_t id) const {

@@ -34,8 +34,9 @@ struct Function {
   bool name_wanted = false;        // STITCH_EXPORT or STITCH_EXPORT_AS named it so
   const void* identity = nullptr;  // differs between different functions
   const std::type_info* object_type =
-      nullptr;              // of the object a member function needs; null for a free function
-  bool run_inline = false;  // on the reader thread, see STITCH_INLINE
+      nullptr;                  // of the object a member function needs; null for a free function
+  bool run_inline = false;      // on the reader thread, see STITCH_INLINE
+  bool before_serving = false;  // also before Worker::serve()
   // Decodes the arguments, runs the function (on `object` for a member function) and answers the
   // call, now or later.
   void (*reply)(const std::shared_ptr<IncomingCall>& call, void* object) = nullptr;
@@ -58,7 +59,8 @@ class FunctionRegistry {
   // Gives a registered function another name and wire id, by which this program calls it from now
   // on. The name must be unique. Earlier names keep working.
   void export_as(const Function& function, const std::string& name) STITCH_EXCLUDES(mutex_);
-  void mark_inline(const Function& function) STITCH_EXCLUDES(mutex_);
+  // `before_serving`: it is served also before Worker::serve().
+  void mark_inline(const Function& function, bool before_serving = false) STITCH_EXCLUDES(mutex_);
   [[nodiscard]] const Function* find(std::uint64_t id) const STITCH_EXCLUDES(mutex_);
   [[nodiscard]] std::vector<std::string> names() const STITCH_EXCLUDES(mutex_);
   // Throws Error(invalid_argument) when two different functions share a name. init() calls it.

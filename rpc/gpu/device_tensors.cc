@@ -366,9 +366,8 @@ void DeviceTensors::debug_info(std::map<std::string, std::int64_t>& numbers) con
   if (own_.count > 0) numbers.emplace("gpu.waiting", static_cast<std::int64_t>(watch_.waiting()));
   if (transfers_) transfers_->debug_info(numbers);
   base::MutexLock lock(mutex_);
-  for (const auto& [sent, tensors] : cast_tensors_) {
-    if (tensors > 0) numbers.emplace(sent ? "gpu.sent_cast" : "gpu.received_cast", tensors);
-  }
+  numbers.emplace("gpu.sent_cast", cast_tensors_[1]);
+  numbers.emplace("gpu.received_cast", cast_tensors_[0]);
   for (const auto& [key, counted] : counts_) {
     const auto& [sent, path, peer, index] = key;
     const std::string tail = std::string(path == Path::inlined ? "inline." : "host.") +

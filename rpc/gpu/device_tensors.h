@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Stream.h>
 
+#include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -189,7 +190,7 @@ class DeviceTensors {
       STITCH_GUARDED_BY(mutex_);
   std::set<std::string> said_ STITCH_GUARDED_BY(mutex_);  // workers, by say_by_host()
   std::map<CountKey, Count> counts_ STITCH_GUARDED_BY(mutex_);
-  std::map<bool, std::int64_t> cast_tensors_ STITCH_GUARDED_BY(mutex_);  // sent or not
+  std::array<std::int64_t, 2> cast_tensors_ STITCH_GUARDED_BY(mutex_){};  // received, sent
   std::shared_ptr<TensorTransfers> transfers_;  // null: there are none; constant after start()
 };
 

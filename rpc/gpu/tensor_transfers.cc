@@ -248,19 +248,23 @@ void TensorTransfers::debug_info(std::map<std::string, std::int64_t>& numbers) c
   numbers.emplace("gpu.nccl_version", counters.nccl_version);
   for (const auto& [peer, version] : counters.peers_nccl)
     numbers["gpu.nccl_version." + worker_of(peer).name] = version;
-  for (const auto& [name, devices] :
-       {std::pair("gpu.nccl_given_up", &counters.without_nccl),
-        std::pair("gpu.held", &counters.held), std::pair("gpu.lost", &counters.lost)}) {
-    for (const int device : *devices)
-      numbers.emplace(std::string(name) + ".cuda:" + std::to_string(device), 1);
+  for (int device = 0; device < cuda_device_count(); ++device) {
+    const std::string tail = ".cuda:" + std::to_string(device);
+    const auto is_in = [&](const std::vector<int>& devices) {
+      return std::find(devices.begin(), devices.end(), device) == devices.end() ? 0 : 1;
+    };
+    numbers.emplace("gpu.nccl_given_up" + tail, is_in(counters.without_nccl));
+    numbers.emplace("gpu.held" + tail, is_in(counters.held));
+    numbers.emplace("gpu.lost" + tail, is_in(counters.lost));
+    const auto found = counters.communicators.find(device);
+    numbers.emplace("gpu.communicators" + tail, found == counters.communicators.end()
+                                                    ? 0
+                                                    : static_cast<std::int64_t>(found->second));
   }
   numbers.emplace("gpu.paths_paused", static_cast<std::int64_t>(counters.paused));
   numbers.emplace("gpu.transfers_sending", static_cast<std::int64_t>(counters.outgoing));
   numbers.emplace("gpu.transfers_receiving", static_cast<std::int64_t>(counters.incoming));
   numbers.emplace("gpu.transfer_retries", static_cast<std::int64_t>(counters.retries));
-  for (const auto& [device, count] : counters.communicators)
-    numbers.emplace("gpu.communicators.cuda:" + std::to_string(device),
-                    static_cast<std::int64_t>(count));
   numbers.emplace("gpu.broken_communicators", static_cast<std::int64_t>(counters.breaks));
 }
 

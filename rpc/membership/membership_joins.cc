@@ -58,12 +58,17 @@ std::optional<Notice> MembershipProtocol::refusal(const MemberCard& card) const 
     return Notice{Notice::Step::refusal, info, self_.info,
                   to_string(info) + " cannot join: " + why};
   };
+  const auto taken = [&](const std::string& by) {
+    return Notice{
+        Notice::Step::refusal, info, self_.info,
+        to_refusal_text(Error(ErrorCode::already_exists, to_string(info) + " cannot join: " + by))};
+  };
   if (info.id == self_.info.id || info.name == self_.info.name)
-    return refused("it is " + to_string(self_.info) + ", which is alive");
+    return taken("it is " + to_string(self_.info) + ", which is alive");
   for (const auto& [id, entry] : entries_) {
     const WorkerInfo& known = entry.info();
     if ((id == info.id) != (known.name == info.name))
-      return refused("there is " + to_string(known) + " already");
+      return taken("there is " + to_string(known) + " already");
     if (id != info.id) continue;
     // Of equal epochs, the card tells a process that asks again from another one.
     const bool asks_again = entry.alive() && entry.life.card == card;
@@ -81,7 +86,7 @@ std::optional<Notice> MembershipProtocol::refusal(const MemberCard& card) const 
   std::erase_if(live, [&](const MemberCard& each) { return each.info.id == info.id; });
   const auto why = settings_.admit(card, live);
   if (!why) return std::nullopt;
-  return Notice{Notice::Step::refusal, info, self_.info, why->what()};
+  return Notice{Notice::Step::refusal, info, self_.info, to_refusal_text(*why)};
 }
 
 // Whether several members live and none of them, `besides` left out, can be told anything: a worker

@@ -79,10 +79,10 @@ void MembershipProtocol::on_tick(Time now, std::span<const Link> links, Effects&
     // What fails on this side must not cost a judge that comes first its turn.
     ask_witnesses(entry, now, effects);
     const auto timeout = settings_.heartbeat_timeout;
-    const Time next = entry.undecided ? entry.asked_at + settings_.heartbeat_interval
-                      : entry.doubted
-                          ? entry.probed_at + timeout
-                          : entry.asked_at + (entry.answers_since ? kGivesUp : kAskAgain) * timeout;
+    const Time next =
+        entry.undecided ? entry.asked_at + heartbeat_interval(settings_.heartbeat_timeout)
+        : entry.doubted ? entry.probed_at + timeout
+                        : entry.asked_at + (entry.answers_since ? kGivesUp : kAskAgain) * timeout;
     const bool due = now >= next;
     if (entry.suspected() && (entry.asked || due || entry.asked_at == Time{}))
       pursue(entry, now, effects);
@@ -99,7 +99,7 @@ void MembershipProtocol::on_heartbeat(const WorkerInfo& from, std::uint64_t dige
   if (digest == this->digest()) {
     entry->mismatches = 0;
   } else if (++entry->mismatches >= kMismatches &&
-             now >= entry->listed_at + settings_.heartbeat_interval) {
+             now >= entry->listed_at + heartbeat_interval(settings_.heartbeat_timeout)) {
     entry->mismatches = 0;
     entry->listed_at = now;
     Notice list{Notice::Step::list, self_.info, self_.info, {}, {}};

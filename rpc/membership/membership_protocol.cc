@@ -272,8 +272,9 @@ void MembershipProtocol::on_probe(const WorkerInfo& about, std::optional<bool> a
   if (lives && !cut_off) {
     end_doubt(*entry);
     settle_askers(*entry, {Notice::Step::alive, about, self_.info}, effects);
-    refuse_joins("worker \"" + about.name + "\" is still alive in epoch " +
-                 std::to_string(about.epoch));
+    refuse_joins(to_refusal_text(Error(
+        ErrorCode::already_exists,
+        "worker \"" + about.name + "\" is still alive in epoch " + std::to_string(about.epoch))));
     return;
   }
   // What goes over the link proves more than a connection that could not be made.

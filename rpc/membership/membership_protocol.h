@@ -28,9 +28,11 @@ class MembershipProtocol {
  public:
   using Clock = std::chrono::steady_clock;
   using Time = Clock::time_point;
+  // How often each worker sends a heartbeat over each connection, and looks at what it has heard.
+  [[nodiscard]] static Clock::duration heartbeat_interval(Clock::duration heartbeat_timeout) {
+    return std::min<Clock::duration>(heartbeat_timeout / 4, std::chrono::milliseconds(500));
+  }
   struct Settings {
-    // How often each worker sends a heartbeat over each connection, and looks at what it has heard.
-    Clock::duration heartbeat_interval = std::chrono::milliseconds(500);
     // A worker that says nothing for so long is suspected; also the limit of one probe.
     Clock::duration heartbeat_timeout = std::chrono::seconds(10);
     // Why `joiner` cannot be a member beside `live`; nothing if it can. A pure function, or empty.

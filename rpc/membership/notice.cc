@@ -79,4 +79,17 @@ Notice Notice::read(std::span<const std::byte> bytes) {
   return notice;
 }
 
+namespace {
+const std::string kTaken = std::string(to_string(ErrorCode::already_exists)) + ": ";
+}  // namespace
+
+std::string to_refusal_text(const Error& why) {
+  return (why.code() == ErrorCode::already_exists ? kTaken : "") + why.what();
+}
+
+Error from_refusal_text(const std::string& text) {
+  if (text.starts_with(kTaken)) return Error(ErrorCode::already_exists, text.substr(kTaken.size()));
+  return Error(ErrorCode::invalid_argument, text);
+}
+
 }  // namespace stitch::rpc

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "stitch/base/bytes.h"
+#include "stitch/base/error.h"
 #include "stitch/rpc/membership/member_card.h"
 #include "stitch/rpc/message/worker_info.h"
 
@@ -46,5 +47,10 @@ struct Notice {
   [[nodiscard]] static Notice read(std::span<const std::byte> bytes);
   friend bool operator==(const Notice&, const Notice&) = default;
 };
+
+// Why a worker cannot be a member, as the text of a notice or of the store, and back: with the code
+// in front where that is `already_exists`. Any other is read as `invalid_argument`.
+[[nodiscard]] std::string to_refusal_text(const Error& why);
+[[nodiscard]] Error from_refusal_text(const std::string& text);
 
 }  // namespace stitch::rpc

@@ -153,7 +153,7 @@ void CEREAL_LOAD_FUNCTION_NAME(InArchive& archive, Error& error) {
   std::string worker;
   std::string function;
   archive(code, remote, text, worker, function);
-  if (code == 0 || code > static_cast<std::uint8_t>(ErrorCode::internal))
+  if (code == 0 || code > static_cast<std::uint8_t>(ErrorCode::already_exists))
     code = static_cast<std::uint8_t>(ErrorCode::internal);
   error = Error(static_cast<ErrorCode>(code), std::move(text))
               .with_remote(remote)

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <any>
 #include <chrono>
 #include <compare>
 #include <cstddef>
@@ -132,9 +133,8 @@ struct Options {
   // SIGTERM and SIGINT set stitch::stop_requested(), from when on a shutdown waits for others no
   // longer than shutdown_timeout; a second signal ends the process as usual.
   bool stop_on_signals = false;
-  // How often a worker sends a heartbeat over each connection.
-  std::chrono::nanoseconds heartbeat_interval = std::chrono::milliseconds(500);
-  // A worker that says nothing at all for so long is declared dead.
+  // A worker that says nothing at all for so long is declared dead. Four times in that, and at
+  // least every 0.5 s, each sends a heartbeat over each connection; the same on all workers.
   std::chrono::nanoseconds heartbeat_timeout = std::chrono::seconds(10);
   // For how long a connection that breaks is made again, over any address, before its peer is lost;
   // a peer whose process has ended is lost at once. 0: not at all.
@@ -166,12 +166,18 @@ struct Options {
   std::size_t max_inflight_bytes =
       std::size_t{4} << 30;  // of calls to one peer, and of those from it; then calls wait
   std::size_t max_inflight_calls = std::size_t{64} << 10;  // likewise calls; at most 1 Mi
-  // Where dumps of what is stuck are written: on a call's timeout, on SIGUSR1, on a fatal signal,
+  // Where dumps of what is stuck are written: on a call's timeout, on SIGUSR1,
   // and by Worker::dump(); docs/diagnosis.md. Default: nowhere.
   std::string dump_dir{};
   // Faults on purpose, such as "seed=7,drop=0.01,delay=50ms,kill=ps0@step10"; docs/reliability.md.
   // Default: none.
   std::string fault{};
+  // Whether peers are served from the start. `false`: their calls wait, within their deadlines,
+  // until Worker::serve(), so that a program can first make what its functions use.
+  bool start_serving = true;
+  // A pointer of the program's own, such as a shared_ptr to its model, for the functions that this
+  // worker serves: stitch::user_data<T>() returns it. Of any type T that can be copied.
+  std::any user_data{};
   // Instead of init_method: a store of the caller's own, for whole worlds in one process.
   std::shared_ptr<transport::Store> store{};
 };

@@ -14,6 +14,7 @@
 
 #include "stitch/base/descriptor.h"
 #include "stitch/base/error.h"
+#include "stitch/rpc/options/option_name.h"
 #include "stitch/rpc/options/options.h"
 
 namespace stitch {
@@ -82,7 +83,7 @@ void wipe(std::string& secret) noexcept {
 }
 
 std::string read_secret_file(const std::string& path) {
-  const std::string what = "secret file \"" + path + '"';
+  const std::string what = "STITCH_SECRET_FILE \"" + path + '"';
   // A fifo would wait for a writer.
   const base::Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (!file) refuse(what + " cannot be opened: " + std::strerror(errno));
@@ -123,7 +124,7 @@ void check_tensorpipe_address(const std::vector<std::string>& transports,
                               const std::string& address) {
   const std::string* const found = find_tensorpipe(transports);
   if (found == nullptr || is_loopback(address) || insecure_is_allowed()) return;
-  refuse("transport \"" + *found + "\" is refused where " + address +
+  refuse(option_name("transports") + " has \"" + *found + "\", which is refused where " + address +
          " is listened on: TensorPipe's own protocol trusts any peer that reaches its port; use "
          "shm and tcp, or set STITCH_INSECURE=1");
 }
@@ -147,21 +148,23 @@ void resolve_security(Options& options) {
   }
   if (const char* text = std::getenv("STITCH_ENCRYPTION"); text != nullptr && !options.encryption) {
     options.encryption = encryption_of("STITCH_ENCRYPTION", text);
+    note_set_by_variable("STITCH_ENCRYPTION");
   }
   if (!options.encryption)
     options.encryption = options.secret.empty() ? Encryption::off : Encryption::on;
   if (options.secret.empty() && *options.encryption != Encryption::off) {
     refuse(
-        "encryption is \"" + std::string(transport::name_of(*options.encryption)) +
+        option_name("encryption") + " is \"" +
+        std::string(transport::name_of(*options.encryption)) +
         "\" without a secret: its keys come from one; set STITCH_SECRET_FILE or STITCH_SECRET to "
         "the same value on all workers");
   }
   const std::string* const tensorpipe = find_tensorpipe(options.transports);
   if (tensorpipe != nullptr && !options.secret.empty() && !insecure_is_allowed()) {
-    refuse("transport \"" + *tensorpipe +
-           "\" is refused with a secret: TensorPipe's own protocol trusts any peer that reaches "
-           "its port, "
-           "and nothing it carries is encrypted; use shm and tcp, or set STITCH_INSECURE=1");
+    refuse(option_name("transports") + " has \"" + *tensorpipe +
+           "\", which is refused with a secret: TensorPipe's own protocol trusts any peer that "
+           "reaches its port, and nothing it carries is encrypted; use shm and tcp, or set "
+           "STITCH_INSECURE=1");
   }
 }
 

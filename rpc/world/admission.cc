@@ -13,26 +13,26 @@ namespace {
 // Throws why not.
 void check_joiner(const MemberCard& joiner, const std::vector<MemberCard>& live,
                   const WorldSize& size) {
-  const auto refuse = [](const std::string& text) {
-    throw Error(ErrorCode::invalid_argument, text);
-  };
+  const auto taken = [](const std::string& text) { throw Error(ErrorCode::already_exists, text); };
   std::vector<std::string> names;
   for (const auto& card : live) {
     if (card.info.id == joiner.info.id && card.info.name == joiner.info.name) continue;
     names.push_back(card.info.name);
     if (card.info.id == joiner.info.id) {
-      refuse("rank " + std::to_string(joiner.info.id.value()) + " is taken twice: by worker \"" +
-             card.info.name + "\" and worker \"" + joiner.info.name + "\"");
+      taken("rank " + std::to_string(joiner.info.id.value()) + " is taken twice: by worker \"" +
+            card.info.name + "\" and worker \"" + joiner.info.name + "\"");
     }
     if (card.info.name == joiner.info.name) {
-      refuse("worker name \"" + joiner.info.name + "\" is taken twice: by rank " +
-             std::to_string(card.info.id.value()) + " and rank " +
-             std::to_string(joiner.info.id.value()));
+      taken("worker name \"" + joiner.info.name + "\" is taken twice: by rank " +
+            std::to_string(card.info.id.value()) + " and rank " +
+            std::to_string(joiner.info.id.value()));
     }
   }
   if (static_cast<std::int64_t>(names.size()) >= size.max()) {
-    refuse("worker \"" + joiner.info.name + "\" is one too many: the world of " + size.str() +
-           " has " + std::to_string(names.size()) + " workers: " + base::join_names(names));
+    throw Error(ErrorCode::invalid_argument, "worker \"" + joiner.info.name +
+                                                 "\" is one too many: the world of " + size.str() +
+                                                 " has " + std::to_string(names.size()) +
+                                                 " workers: " + base::join_names(names));
   }
   const MemberRecord record = MemberRecord::decode(joiner.record);
   std::vector<MemberRecord> records;

@@ -235,8 +235,7 @@ std::shared_ptr<Agent> Entrance::join(const WorldRecord& record, WorkerInfo& inf
     }
     if (!refusal) return agent;
     end();
-    if (tries == kMaxEpochTries)
-      throw Error(ErrorCode::invalid_argument, refusal->text).with_worker(info.name);
+    if (tries == kMaxEpochTries) throw from_refusal_text(refusal->text).with_worker(info.name);
     // A member knows a life that neither the record nor the counter of the store knew.
     info.epoch = RunningWorld::next_epoch(*store_, info.name, refusal->lives[0].card.info.epoch);
   }

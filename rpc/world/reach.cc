@@ -46,8 +46,12 @@ transport::TransportChoice choose_transports(const Options& options,
       std::any_of(members.begin(), members.end(),
                   [&](const MemberRecord& member) { return member.host != self.host; });
   const auto wanted = transport::wanted_interfaces_from_environment();
-  choice.bind_address =
-      transport::choose_address(transport::list_interfaces(), wanted, !other_hosts);
+  try {
+    choice.bind_address =
+        transport::choose_address(transport::list_interfaces(), wanted.names, !other_hosts);
+  } catch (const Error& error) {
+    throw wanted.variable.empty() ? error : error.with_prefix(wanted.variable);
+  }
   return choice;
 }
 

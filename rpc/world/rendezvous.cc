@@ -9,6 +9,7 @@
 #include "stitch/base/error.h"
 #include "stitch/base/printable.h"
 #include "stitch/base/random.h"
+#include "stitch/rpc/membership/notice.h"
 #include "stitch/rpc/message/worker_info.h"
 #include "stitch/rpc/world/running_world.h"
 
@@ -245,7 +246,7 @@ bool Rendezvous::is_given_up() {
   if (!is_superseded()) return false;
   if (const auto failure = store_.try_get(key("failure"))) {
     store_.add(key("seen"), 1);
-    throw Error(ErrorCode::invalid_argument, base::printable(*failure));
+    throw from_refusal_text(base::printable(*failure));
   }
   const auto now = steady_clock::now();
   if (!superseded_) superseded_ = now;
@@ -348,7 +349,7 @@ void Rendezvous::tell_the_others(const Error* error) {
   try {
     store_.add(key("seen"), 1);  // how many have heard of it: this worker throws after this
     if (error != nullptr) {
-      store_.set(key("failure"), error->what());
+      store_.set(key("failure"), to_refusal_text(*error));
       supersede();
     }
     while (hosts_ && store_.add(key("seen"), 0) < store_.add(key("arrived"), 0) &&

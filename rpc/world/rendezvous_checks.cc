@@ -76,16 +76,16 @@ void Rendezvous::check(const std::vector<MemberRecord>& records) const {
   for (const auto& record : records) {
     const auto [same_rank, new_rank] = by_rank.emplace(record.rank, &record);
     if (!new_rank) {
-      throw Error(ErrorCode::invalid_argument,
+      throw Error(ErrorCode::already_exists,
                   "rank " + std::to_string(record.rank) + " is taken twice: by worker \"" +
                       same_rank->second->name + "\" and worker \"" + record.name + "\"");
     }
     const auto [same_name, new_name] = by_name.emplace(record.name, &record);
     if (!new_name) {
-      throw Error(ErrorCode::invalid_argument, "worker name \"" + record.name +
-                                                   "\" is taken twice: by rank " +
-                                                   std::to_string(same_name->second->rank) +
-                                                   " and rank " + std::to_string(record.rank));
+      throw Error(ErrorCode::already_exists, "worker name \"" + record.name +
+                                                 "\" is taken twice: by rank " +
+                                                 std::to_string(same_name->second->rank) +
+                                                 " and rank " + std::to_string(record.rank));
     }
   }
   std::map<std::string, const WorkerDevices*> devices;

@@ -153,9 +153,9 @@ WorkerId RunningWorld::claim_id(const WorldRecord& record, std::string& name) {
     const WorkerId id(static_cast<std::uint32_t>(options_.rank));
     std::string owner;
     if (claim_this(record, id, name, &owner)) return id;
-    throw Error(ErrorCode::invalid_argument, "rank " + std::to_string(options_.rank) +
-                                                 " is taken twice: by worker \"" + owner +
-                                                 "\" and worker \"" + name + "\"");
+    throw Error(ErrorCode::already_exists, "rank " + std::to_string(options_.rank) +
+                                               " is taken twice: by worker \"" + owner +
+                                               "\" and worker \"" + name + "\"");
   }
   std::set<WorkerId> taken;
   std::set<std::string> names;

@@ -54,8 +54,8 @@ class RunningWorld {
   // place in it: its size is another, it has other members or is full.
   [[nodiscard]] std::optional<WorldRecord> find(const Reach& reach = {});
   // This worker's name, id and epoch there: those of its name if the world has seen it, with a
-  // higher epoch, else an id that no other worker has. Throws Error(invalid_argument) when its rank
-  // is another's, or no id is left.
+  // higher epoch, else an id that no other worker has. Throws Error(already_exists) when its rank
+  // is another's, Error(invalid_argument) when no id is left.
   [[nodiscard]] WorkerInfo claim(const WorldRecord& record);
   // No member of the world could be reached: takes its record away, unless it has changed.
   void bury(const WorldRecord& record);

@@ -3,6 +3,7 @@
 
 #include "tests/support/plain_test.h"
 #include "tests/support/running_command.h"
+#include "tests/support/temporary_folder.h"
 
 namespace {
 
@@ -54,6 +55,33 @@ TEST(Examples, RrefCounterCountsOnEveryWorkerAndIsDestroyed) {
   const auto text = run({STITCH_RUN, "-n", "3", example("rref_counter")});
   EXPECT_TRUE(contains(text, "[worker0] counted to 300 on worker2")) << text;
   EXPECT_TRUE(contains(text, "[worker2] apple counter destroyed at 300")) << text;
+}
+
+TEST(Examples, HelloRpcSaysWhatHasFailed) {
+  const stitch::testing::TemporaryFolder folder;
+  RunningCommand alone({"env", "STITCH_INIT_TIMEOUT=1s", "RANK=1", "WORLD_SIZE=2",
+                        "STITCH_INIT_METHOD=file://" + (folder.path() / "store").string(),
+                        example("hello_rpc")});
+  EXPECT_EQ(alone.wait(), 1);
+  EXPECT_TRUE(contains(alone.err(), "only these arrived: worker1")) << alone.err();
+}
+
+TEST(Examples, ModelServiceAnswersClientsThatComeBeforeItsModel) {
+  const auto text = run({STITCH_RUN, "-n", "3", "--no-prefix", example("model_service")});
+  for (const char* client : {"client1", "client2"})
+    EXPECT_TRUE(contains(text, std::string(client) + ": sum of 8 rows is 224\n")) << text;
+}
+
+TEST(Examples, ShardedTableIsTrainedSavedAndLoaded) {
+  const stitch::testing::TemporaryFolder folder;
+  const auto text = run({STITCH_RUN, "-n", "3", example("sharded_table"), folder.path()});
+  EXPECT_TRUE(contains(text, "table of 3 shards: largest error below 0.1\n")) << text;
+}
+
+TEST(Examples, CpuPipelineTrainsInStages) {
+  const auto text = run({STITCH_RUN, "-n", "3", example("cpu_pipeline")});
+  EXPECT_TRUE(contains(text, "3 stages, 4 micro-batches: loss ")) << text;
+  EXPECT_TRUE(contains(text, " after one step, less after 40\n")) << text;
 }
 
 TEST(Examples, LeavingWaitsForWhatIsInFlight) {

@@ -37,6 +37,21 @@ if(NOT output MATCHES "\\[worker0\\]  2\n\\[worker0\\]  2\n")
   message(FATAL_ERROR "the sum of two tensors of ones is missing in the output:\n${output}")
 endif()
 
+# The same program with the shared library, which is installed over the static ones: it is linked anew, against that alone.
+file(GLOB archives "${prefix}/${LIBDIR}/libstitch*.a")
+file(REMOVE ${archives})
+step("${CMAKE_COMMAND}" --install "${BUILD_DIR}" --prefix "${prefix}" --component shared)
+step("${CMAKE_COMMAND}" --build "${WORK_DIR}/build" --target rebuild_cache)
+step("${CMAKE_COMMAND}" --build "${WORK_DIR}/build")
+step("${prefix}/${BINDIR}/stitch-run" -n 2 --timeout 60 "${WORK_DIR}/build/consumer")
+if(NOT output MATCHES "\\[worker0\\]  2\n\\[worker0\\]  2\n")
+  message(FATAL_ERROR "with libstitch.so, the sum of two tensors of ones is missing in the output:\n${output}")
+endif()
+step(ldd "${WORK_DIR}/build/consumer")
+if(NOT output MATCHES "libstitch\\.so\\.[0-9]+\\.[0-9]+ => ${prefix}/${LIBDIR}/libstitch")
+  message(FATAL_ERROR "the program is not linked with the installed libstitch.so:\n${output}")
+endif()
+
 # The component for programs that use devices (TORCH_CUDA: this build has it): its target names files that are there, or it is
 # said why there is none.
 file(WRITE "${WORK_DIR}/devices/CMakeLists.txt" "cmake_minimum_required(VERSION 3.25)

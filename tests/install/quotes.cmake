@@ -11,7 +11,7 @@ cmake_minimum_required(VERSION 3.25)
 # The two must be equal, the indentation of the region's first line taken away. Violations are: a block that differs, a region or
 # file that does not exist, a C++ block without such a comment, a comment without a block, and a region that no page quotes.
 # Afterwards the same check runs over broken copies of the pages under WORK_DIR and must find what is broken.
-set(pages README.md docs/tutorial.md docs/from_pytorch.md)
+set(pages README.md docs/tutorial.md docs/from_pytorch.md docs/recipes.md)
 
 # Text is handled with string(FIND) and string(SUBSTRING), never as a list: brackets and semicolons mean something in lists.
 

@@ -89,11 +89,12 @@ TEST(Errors, AResultThatCannotBeSentIsTheErrorOfItsCall) {
 TEST(Errors, AnUnknownWorkerIsNamedWithNearNames) {
   Cluster cluster(3);
   Error error = error_of([] { stitch::rpc_sync<one>("wroker1"); });
-  EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+  EXPECT_EQ(error.code(), ErrorCode::not_found);
   EXPECT_STREQ(error.what(),
                "worker \"wroker1\" is not in this world of 3; known are \"worker1\", \"worker0\", "
                "\"worker2\"");
   error = error_of([] { stitch::rpc_sync<one>(stitch::WorkerId(9)); });
+  EXPECT_EQ(error.code(), ErrorCode::not_found);
   EXPECT_STREQ(error.what(), "worker id 9 is not in this world; ids are 0 to 2");
 }
 
@@ -240,11 +241,14 @@ TEST(Errors, DuplicateNamesAndRanksFailOnEveryWorkerConcerned) {
     a.store = b.store = store;
     a.world_size = b.world_size = 2;
     std::vector<std::string> texts(2);
+    const auto fail = [&](std::size_t i, const stitch::Options& options) {
+      const Error error = error_of([&] { auto worker = stitch::init(options); });
+      EXPECT_EQ(error.code(), ErrorCode::already_exists) << error.what();
+      texts[i] = error.what();
+    };
     {
-      std::jthread first(
-          [&] { texts[0] = error_of([&] { auto worker = stitch::init(a); }).what(); });
-      std::jthread second(
-          [&] { texts[1] = error_of([&] { auto worker = stitch::init(b); }).what(); });
+      const std::jthread first([&] { fail(0, a); });
+      const std::jthread second([&] { fail(1, b); });
     }
     return texts;
   };

@@ -39,7 +39,6 @@ void flood(const std::string& what, int made_together_kib = 0) {
 
 TEST(Floods, OfSmallCallsStayWithinTheLimit) { flood("calls"); }
 TEST(Floods, OfTensorsStayWithinTheLimit) { flood("tensors"); }
-TEST(Floods, OfTensorsWithoutAPoolStayWithinTheLimit) { flood("tensors without a pool"); }
 TEST(Floods, OfTensorsOfAllSizesStayWithinTheLimit) { flood("tensors of all sizes"); }
 TEST(Floods, OfOneWayCallsStayWithinTheLimit) { flood("notify"); }
 TEST(Floods, OfRepliesStayWithinTheLimit) { flood("replies"); }

@@ -162,7 +162,7 @@ TEST_P(FoundingDeaths, TwoWorkersOfOneRankThatLiveGetAnErrorAndTheNextAWorld) {
     for (const Options* options : {&a_, &twin}) {
       threads.emplace_back([this, options] {
         const Error error = error_of([&] { static_cast<void>(found(*options)); });
-        EXPECT_TRUE(has_text(error, ErrorCode::invalid_argument, "rank 0 is taken twice"));
+        EXPECT_TRUE(has_text(error, ErrorCode::already_exists, "rank 0 is taken twice"));
       });
     }
   }

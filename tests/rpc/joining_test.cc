@@ -176,7 +176,7 @@ TEST_F(Joining, ARestartedWorkerIsReachedUnderItsName) {
 TEST_F(Joining, ANameOfALivingWorkerIsRefused) {
   auto workers = fixed_world(2);
   const Error error = error_of([&] { auto worker = stitch::init(fixed(1, 2)); });
-  EXPECT_EQ(error.code(), ErrorCode::invalid_argument) << error.what();
+  EXPECT_EQ(error.code(), ErrorCode::already_exists) << error.what();
   EXPECT_NE(std::string(error.what()).find("worker1"), std::string::npos) << error.what();
   EXPECT_EQ(workers[0].rpc_sync<twice>("worker1", 8), 16);  // the first one is untouched
   shut_down_together(std::move(workers));

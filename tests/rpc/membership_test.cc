@@ -266,8 +266,7 @@ TEST_F(Membership, ACallToAWorkerThatDiedBeforeThisOneJoinedNamesItAndItsEpoch) 
               std::string::npos)
         << error.what();
   }
-  EXPECT_EQ(error_of([&] { static_cast<void>(third.call("w9")); }).code(),
-            ErrorCode::invalid_argument);
+  EXPECT_EQ(error_of([&] { static_cast<void>(third.call("w9")); }).code(), ErrorCode::not_found);
   Node again(network, 1, 2);
   again.join({first.card(), third.card()});
   EXPECT_EQ(third.call("w1"), "w1");

@@ -1,5 +1,6 @@
 #include <sys/socket.h>
 
+#include "stitch/transport/self_transfer.h"
 #include "tests/support/world_test.h"
 
 namespace worker_test {
@@ -202,23 +203,26 @@ TEST(Worker, StartsAndEndsManyTimesInOneProcess) {
 }
 
 TEST(Worker, IsConnectedByItsFirstMessage) {
-  // Workers connect to watch each other, too, half an interval after the start.
-  Cluster cluster(3, [](stitch::Options& options) {
-    options.heartbeat_interval = std::chrono::seconds(100);
-    options.heartbeat_timeout = std::chrono::seconds(300);
-  });
-  const auto connections = [&](int rank) {
-    return cluster[rank].debug_info().at("rpc.connections");
-  };
-  for (int rank = 0; rank < 3; ++rank) EXPECT_EQ(connections(rank), 0);
-  for (int i = 0; i < 3; ++i) EXPECT_EQ(stitch::rpc_sync<unity>("worker1"), 1);
-  EXPECT_EQ(connections(0), 1);
-  EXPECT_EQ(connections(1), 1);
-  EXPECT_EQ(cluster[1].rpc_sync<unity>("worker0"),
-            1);  // the same connection, in the other direction
-  EXPECT_EQ(connections(0), 1);
-  EXPECT_EQ(connections(1), 1);
-  EXPECT_EQ(connections(2), 0);
+  // Workers connect to watch each other, too, 250 ms after the start: then it is tried again.
+  for (int round = 0; round < 20; ++round) {
+    const auto begun = std::chrono::steady_clock::now();
+    Cluster cluster(3);
+    std::vector<std::int64_t> connections;
+    const auto look = [&](int rank) {
+      connections.push_back(cluster[rank].debug_info().at("rpc.connections"));
+    };
+    for (int rank = 0; rank < 3; ++rank) look(rank);
+    for (int i = 0; i < 3; ++i) EXPECT_EQ(stitch::rpc_sync<unity>("worker1"), 1);
+    look(0);
+    look(1);
+    // The same connection, in the other direction.
+    EXPECT_EQ(cluster[1].rpc_sync<unity>("worker0"), 1);
+    for (int rank = 0; rank < 3; ++rank) look(rank);
+    if (std::chrono::steady_clock::now() - begun >= 250ms) continue;
+    EXPECT_EQ(connections, (std::vector<std::int64_t>{0, 0, 0, 1, 1, 1, 1, 0}));
+    return;
+  }
+  GTEST_SKIP() << "this machine is too busy";
 }
 
 // Sockets of this process that other processes may connect to over a network.
@@ -287,6 +291,28 @@ TEST(Worker, AGracefulShutdownWithAMissingWorkerEndsInTime) {
         << error.what();
   }
   EXPECT_LT(std::chrono::steady_clock::now() - start, 5s);
+}
+
+TEST(Worker, TheKeysOfItsNumbersDoNotChange) {
+  const auto keys = [](const stitch::Worker& worker) {
+    std::set<std::string> keys;
+    for (const auto& [key, number] : worker.debug_info()) {
+      if (!stitch::testing::contains(key, ".peer.")) keys.insert(key);
+    }
+    return keys;
+  };
+  Cluster cluster(2);
+  const auto before = keys(cluster[0]);
+  EXPECT_FALSE(stitch::transport::passes_once(
+      "uv nowhere", []() -> std::unique_ptr<stitch::transport::Endpoint> {
+        throw stitch::Error(stitch::ErrorCode::unimplemented, "there is no such transport");
+      }));
+  static_cast<void>(stitch::rpc_sync<unity>("worker1"));
+  EXPECT_THROW(static_cast<void>(stitch::rpc_sync<unity>("worker7")), stitch::Error);
+  {
+    const stitch::dist_autograd::Context context;
+    EXPECT_EQ(keys(cluster[0]), before);
+  }
 }
 
 TEST(Worker, CountsTheTrafficWithEachPeer) {

@@ -6,10 +6,12 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <clocale>
 #include <cstdio>
 #include <cstring>
 #include <fstream>
 #include <iterator>
+#include <locale>
 #include <string>
 #include <thread>
 
@@ -234,11 +236,38 @@ int outgrow_the_memory(const stitch::Worker& self) {
 
 }  // namespace
 
+namespace {
+
+// 1.234,5: as in many countries.
+class Punctuation : public std::numpunct<char> {
+  char do_decimal_point() const override { return ','; }
+  char do_thousands_sep() const override { return '.'; }
+  std::string do_grouping() const override { return "\3"; }
+};
+
+// Until it is asked to stop; the file says that it serves.
+int serve_until_stopped(const stitch::Worker& self, const std::string& file) {
+  std::ofstream(file + std::to_string(self.rank())) << "ready\n";
+  stitch::wait_for_stop();
+  return 0;
+}
+
+}  // namespace
+
 int main(int argc, char** argv) try {
   const std::string what = argc > 1 ? argv[1] : "";
+  if (what == "another locale") {
+    std::setlocale(LC_ALL, "");
+    std::locale::global(std::locale(std::locale(), new Punctuation));
+  }
   if (what == "forks") return forked_children_call_each_other(argv[2]);
   const auto self = stitch::init();
   if (what == "calls") return all_call(self);
+  if (what == "another locale") {
+    static_cast<void>(self.dump(argv[2]));
+    return all_call(self);
+  }
+  if (what == "serves") return serve_until_stopped(self, argv[2]);
   if (what == "death") return survive_a_death<die>(self);
   if (what == "death with a child") return survive_a_death<die_and_leave_a_child>(self);
   if (what == "stop") return survive_a_stop(self);

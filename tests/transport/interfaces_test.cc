@@ -94,17 +94,18 @@ TEST(WantedInterfaces, OursComesBeforeTheOthers) {
   for (const char* name :
        {"STITCH_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"})
     ::unsetenv(name);
-  EXPECT_EQ(wanted_interfaces_from_environment(), "");
+  EXPECT_EQ(wanted_interfaces_from_environment().names, "");
   ::setenv("TP_SOCKET_IFNAME", "tp", 1);
-  EXPECT_EQ(wanted_interfaces_from_environment(), "tp");
+  EXPECT_EQ(wanted_interfaces_from_environment().names, "tp");
   ::setenv("GLOO_SOCKET_IFNAME", "gloo", 1);
-  EXPECT_EQ(wanted_interfaces_from_environment(), "gloo");
+  EXPECT_EQ(wanted_interfaces_from_environment().names, "gloo");
   ::setenv("NCCL_SOCKET_IFNAME", "nccl", 1);
-  EXPECT_EQ(wanted_interfaces_from_environment(), "nccl");
+  EXPECT_EQ(wanted_interfaces_from_environment().names, "nccl");
   ::setenv("STITCH_SOCKET_IFNAME", "", 1);
-  EXPECT_EQ(wanted_interfaces_from_environment(), "nccl");
+  EXPECT_EQ(wanted_interfaces_from_environment().names, "nccl");
   ::setenv("STITCH_SOCKET_IFNAME", "stitch", 1);
-  EXPECT_EQ(wanted_interfaces_from_environment(), "stitch");
+  EXPECT_EQ(wanted_interfaces_from_environment().names, "stitch");
+  EXPECT_EQ(wanted_interfaces_from_environment().variable, "STITCH_SOCKET_IFNAME");
 }
 
 }  // namespace

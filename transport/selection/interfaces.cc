@@ -169,10 +169,11 @@ std::string choose_address(const std::vector<Interface>& interfaces, const std::
           ": " + (passed_over.empty() ? "this host has no network interface" : passed_over));
 }
 
-std::string wanted_interfaces_from_environment() {
+WantedInterfaces wanted_interfaces_from_environment() {
   for (const char* variable :
        {"STITCH_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"}) {
-    if (const char* value = std::getenv(variable); value != nullptr && *value != '\0') return value;
+    if (const char* value = std::getenv(variable); value != nullptr && *value != '\0')
+      return {value, variable};
   }
   return {};
 }

@@ -23,8 +23,12 @@ struct Interface {
 [[nodiscard]] std::string choose_address(const std::vector<Interface>& interfaces,
                                          const std::string& wanted, bool loopback_world);
 
-// STITCH_SOCKET_IFNAME, else NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME, TP_SOCKET_IFNAME; empty when
-// none is set.
-[[nodiscard]] std::string wanted_interfaces_from_environment();
+// The value of STITCH_SOCKET_IFNAME, else NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME, TP_SOCKET_IFNAME,
+// and which of them it is of; both are empty when none is set.
+struct WantedInterfaces {
+  std::string names;
+  std::string variable;
+};
+[[nodiscard]] WantedInterfaces wanted_interfaces_from_environment();
 
 }  // namespace stitch::transport

@@ -21,8 +21,10 @@
 #include <utility>
 
 #include "stitch/base/descriptor.h"
+#include "stitch/base/errno_text.h"
 #include "stitch/base/error.h"
 #include "stitch/base/random.h"
+#include "stitch/base/signals.h"
 
 namespace stitch::transport {
 
@@ -40,7 +42,7 @@ constexpr std::chrono::seconds kLockTimeout{30};
 constexpr std::chrono::milliseconds kShortestLockWait{100};
 
 std::string reason(int error) {
-  std::string text = std::generic_category().message(error);
+  std::string text = base::errno_text(error);
   if (!text.empty()) text[0] = static_cast<char>(std::tolower(static_cast<unsigned char>(text[0])));
   return text;
 }
@@ -244,6 +246,7 @@ FileLog::Writer::Writer(FileLog& log) : log_(log) {
 FileLog::Writer::~Writer() { log_.unlock(); }
 
 void FileLog::Writer::append(std::string_view payload) {
+  const base::FileSizeSignalBlocked blocked;
   const std::string record = record_of(payload);
   // Bytes after the last good record were written by a process that died: it held the lock that we
   // hold now.
@@ -257,6 +260,7 @@ void FileLog::Writer::append(std::string_view payload) {
 }
 
 void FileLog::Writer::rewrite(const std::function<void(const Put&)>& state) {
+  const base::FileSizeSignalBlocked blocked;
   const std::string path = log_.path_ + ".stitch.new";
   const auto failed = [&] {
     return Error(ErrorCode::disconnected, log_.name_ + " cannot be written anew: " + reason(errno));
@@ -391,6 +395,7 @@ void FileLog::read_at(std::uint64_t offset, char* to, std::size_t bytes) const {
 }
 
 void FileLog::write_at(std::uint64_t offset, std::string_view bytes) {
+  const base::FileSizeSignalBlocked blocked;
   std::uint64_t at = offset;
   while (!bytes.empty()) {
     const ssize_t put = ::pwrite(file_, bytes.data(), bytes.size(), static_cast<off_t>(at));

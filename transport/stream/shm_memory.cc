@@ -17,6 +17,7 @@
 
 #include "stitch/base/errno_text.h"
 #include "stitch/base/error.h"
+#include "stitch/base/signals.h"
 #include "stitch/transport/stream/socket_address.h"
 
 namespace stitch::transport {
@@ -104,6 +105,7 @@ base::Descriptor open_shm_memory() noexcept {
 }
 
 void offer_shm_memory(int socket, const base::Descriptor& memory) {
+  const base::FileSizeSignalBlocked blocked;
   if (ftruncate(memory.get(), static_cast<off_t>(ShmLayout::kMemoryBytes)) != 0) fail("ftruncate");
   allocate_pages(memory.get());
   // The size cannot change any more: neither side can make the other one access memory past its
