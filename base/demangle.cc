@@ -2,7 +2,6 @@
 
 #include <cxxabi.h>
 
-#include <cstdlib>
 #include <memory>
 
 namespace stitch::base {

@@ -4,7 +4,6 @@
 
 #include <array>
 #include <atomic>
-#include <new>
 #include <typeinfo>
 #include <utility>
 
@@ -24,36 +23,16 @@ std::string_view to_string(ErrorCode code) noexcept {
   return index < kNames.size() ? kNames[index] : kNames[0];
 }
 
-// Errors are made where memory is short, also in destructors: one for which there is none keeps its
-// code, without its text.
-Error::Error(ErrorCode code, std::string text) {
-  static const auto spares = [] {  // made below, before main()
-    std::array<std::shared_ptr<const Fields>, kNames.size()> made;
-    for (std::size_t i = 0; i < made.size(); ++i) {
-      made[i] = std::make_shared<const Fields>(
-          Fields{static_cast<ErrorCode>(i), false, "std::bad_alloc", {}, {}});
-    }
-    return made;
-  }();
-  try {
-    fields_ = std::make_shared<const Fields>(Fields{code, false, std::move(text), {}, {}});
-  } catch (const std::bad_alloc&) {
-    const auto index = static_cast<std::size_t>(code);
-    fields_ = spares[index < spares.size() ? index : static_cast<std::size_t>(ErrorCode::internal)];
-  }
-}
+Error::Error(ErrorCode code, std::string text)
+    : fields_(std::make_shared<const Fields>(Fields{code, false, std::move(text), {}, {}})) {}
 
 namespace {
-// Replaces `fields` by a changed copy; there is none where there is no memory for it.
+// Replaces `fields` by a changed copy.
 template <class Fields, class Change>
 void replace(std::shared_ptr<const Fields>& fields, Change&& change) {
-  try {
-    auto copy = std::make_shared<Fields>(*fields);
-    change(*copy);
-    fields = std::move(copy);
-  } catch (const std::bad_alloc&) {
-    // It says less.
-  }
+  auto copy = std::make_shared<Fields>(*fields);
+  change(*copy);
+  fields = std::move(copy);
 }
 }  // namespace
 
@@ -84,7 +63,6 @@ Error Error::with_prefix(std::string_view prefix) const {
 
 namespace {
 constinit std::atomic<ReasonReader> reason_reader{nullptr};
-const Error out_of_memory(ErrorCode::internal, "std::bad_alloc");
 }  // namespace
 
 void set_reason_reader(ReasonReader reader) noexcept { reason_reader.store(reader); }
@@ -96,11 +74,7 @@ Error to_error(const std::exception_ptr& exception) noexcept {
   } catch (const Error& error) {
     return error;
   } catch (...) {
-    try {
-      return Error(ErrorCode::internal, describe(std::current_exception()));
-    } catch (...) {
-      return out_of_memory;
-    }
+    return Error(ErrorCode::internal, describe(std::current_exception()));
   }
 }
 

@@ -83,4 +83,17 @@ using ReasonReader = std::optional<std::string> (*)(const std::exception& except
 // Has describe() use the texts that `reader` returns. One per process. Any thread.
 void set_reason_reader(ReasonReader reader) noexcept;
 
+namespace base {
+// Runs `task`; the Error that it throws.
+template <class Task>
+[[nodiscard]] std::optional<Error> failure_of(Task&& task) {
+  try {
+    task();
+  } catch (const Error& error) {
+    return error;
+  }
+  return std::nullopt;
+}
+}  // namespace base
+
 }  // namespace stitch

@@ -124,15 +124,6 @@ class EventLoop::Impl {
     uv_loop_close(&loop_);
   }
 
-  // One that throws ends, the thread goes on.
-  static void run_task(Task& task) noexcept {
-    try {
-      task();
-    } catch (...) {
-      return;
-    }
-  }
-
   // Not called once closing_ is set, so the handle is never signalled after it is closed.
   void wake() STITCH_REQUIRES(mutex_) {
     if (wake_pending_ || closing_) return;
@@ -140,7 +131,7 @@ class EventLoop::Impl {
     uv_async_send(&wake_);
   }
 
-  void on_wake() STITCH_EXCLUDES(mutex_) {
+  void on_wake() noexcept STITCH_EXCLUDES(mutex_) {
     bool closing = false;
     {
       const MutexLock lock(mutex_);
@@ -149,7 +140,7 @@ class EventLoop::Impl {
       closing = closing_;
     }
     for (Task& task : running_) {
-      run_task(task);
+      task();
       task = nullptr;
     }
     running_.clear();
@@ -160,7 +151,7 @@ class EventLoop::Impl {
     }
   }
 
-  void run_due_timers() STITCH_EXCLUDES(mutex_) {
+  void run_due_timers() noexcept STITCH_EXCLUDES(mutex_) {
     const Time now = Clock::now();
     {
       const MutexLock lock(mutex_);
@@ -178,7 +169,7 @@ class EventLoop::Impl {
         due = timers_.extract(timers_.begin());
         by_id_.erase(due.key().second);
       }
-      run_task(due.mapped());
+      due.mapped()();
     }
     set_timer();
   }

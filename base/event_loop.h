@@ -13,9 +13,9 @@ namespace stitch::base {
 
 // One libuv loop on one thread of its own: a worker's timers and its TCP store run here. Thread
 // contract: post(), call_at() and cancel() from any thread; callbacks run on the loop's thread, one
-// at a time, and must not block. close() rejects further work, runs what was posted before it,
-// drops timers without calling them, and joins the thread; it must not be called from the loop's
-// thread. The destructor closes.
+// at a time, and must not block or throw. close() rejects further work, runs what was posted before
+// it, drops timers without calling them, and joins the thread; it must not be called from the
+// loop's thread. The destructor closes.
 class EventLoop {
  public:
   using Clock = std::chrono::steady_clock;

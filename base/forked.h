@@ -5,12 +5,10 @@
 
 namespace stitch::base {
 
-// Descriptors and forks. A forked child has copies of its parent's descriptors but not of its
-// threads: while the child lives, its copies keep the parent's connections open, so that peers do
-// not notice when the parent dies; and a shutdown(2) of such a copy ends the parent's connection.
-// So every descriptor that is registered here is closed in the child before fork() returns there.
-// Objects recognize that they were inherited by the fork count: the owner of a descriptor or a
-// worker stores the count when it is made, and treats the object as empty once it has changed.
+// Descriptors and forks. A forked child's copies of descriptors would keep its parent's connections
+// open, so that peers do not notice when the parent dies: every descriptor that is registered here
+// is closed in the child before fork() returns there. The owner of a descriptor or a worker stores
+// the fork count when it is made, and treats the object as empty once that has changed.
 //
 // Thread contract: any thread. No locks: another thread may be anywhere in this code when a thread
 // forks. A fork between the creation of a descriptor and its registration misses that descriptor.

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <atomic>
-#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <stdexcept>
@@ -22,8 +21,6 @@ class PublishedTable {
   static constexpr std::uint32_t kMaxSize = 1U << 16;
 
   PublishedTable() = default;
-  PublishedTable(const PublishedTable&) = delete;
-  PublishedTable& operator=(const PublishedTable&) = delete;
   ~PublishedTable() {
     for (auto& segment : segments_) delete segment.load();
   }

@@ -1,9 +1,7 @@
 #include "stitch/base/recycler.h"
 
-#include <algorithm>
 #include <array>
 #include <bit>
-#include <cstdint>
 #include <utility>
 
 #include "stitch/base/mutex.h"

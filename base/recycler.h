@@ -6,10 +6,9 @@
 
 namespace stitch::base {
 
-// Memory for small short-lived objects that one thread makes and another frees. Freed blocks are
-// kept in free lists by size, a short one per thread and a shared one, instead of being returned to
-// the heap. At most kKeptBytes of each size are kept; the rest is freed. Aligned to 64. Thread
-// contract: any thread, also while it ends.
+// Memory for small short-lived objects that one thread makes and another frees, aligned to 64:
+// freed blocks are kept in free lists by size, per thread and shared, at most kKeptBytes of each
+// size. Any thread, also while it ends.
 [[nodiscard]] void* take_recycled(std::size_t bytes);
 void recycle(void* at, std::size_t bytes) noexcept;
 // Blocks above this size come from the heap and go back to it.

@@ -44,11 +44,7 @@ void TaskThread::post(Task task) {
 
 void TaskThread::run_all(Tasks& batch) noexcept {
   for (Task& task : batch) {
-    try {
-      task();
-    } catch (...) {
-      // The task ends, the thread goes on.
-    }
+    task();
     task = nullptr;
   }
   batch.clear();

@@ -2,7 +2,6 @@
 
 #include <chrono>
 #include <cstdint>
-#include <memory>
 #include <thread>
 #include <vector>
 
@@ -19,13 +18,10 @@ class TaskThread {
   using Task = UniqueFunction<void()>;
 
   TaskThread();  // throws Error(overloaded) when the system refuses
-  TaskThread(const TaskThread&) = delete;
-  TaskThread& operator=(const TaskThread&) = delete;
   ~TaskThread();
 
-  // Queues a task; an exception ends the task and is dropped. Once the thread has ended, tasks run
-  // inside post() instead, one at a time all the same: on this thread, or on one that is running
-  // another one there.
+  // Queues a task, which throws nothing. Once the thread has ended, tasks run inside post()
+  // instead, one at a time all the same: on this thread, or on one that is running another there.
   void post(Task task);
   // Runs a task once `due` has passed. Dropped when the thread ends before that.
   void post_at(std::chrono::steady_clock::time_point due, Task task);

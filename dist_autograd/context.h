@@ -53,16 +53,11 @@ class ContextHandle {
   // Sendable; context_scope() and find_context() take it.
   [[nodiscard]] const ContextId& id() const noexcept;
   // Differentiates `roots` (tensors of this worker) with respect to every leaf they depend on, on
-  // all workers, and adds the gradients to this context. Waits until that has ended on all workers.
-  // Throws Error(invalid_argument) for invalid roots or options, before anything runs;
-  // else the first error of any worker, and then the context has failed: make a new one and run
-  // forward again. `.grad` is not changed. Several passes may run at the same time; when one
-  // fails, so do the others. Warnings of libtorch (TORCH_WARN) that nodes of this worker raise are
-  // given to this thread's handler before this returns or throws, in order; those of other workers
-  // go to their processes' own handlers, not to this worker. In libtorch's anomaly mode NaN that a
-  // node returns is an error (unless the mode allows it), and the worker of a node that fails warns
-  // with the stack of the forward that made it. The mode of this process counts, on all workers,
-  // but that stack is known only where it was on in the node's own process during forward.
+  // all workers, and adds the gradients to this context; `.grad` is not changed. Waits for the end
+  // on all workers. Throws Error(invalid_argument) for invalid roots or options, before anything
+  // runs; else the first error of any worker, which fails the context and all its passes. Warnings
+  // of nodes of this worker go to this thread's handler, those of other workers to their own.
+  // Anomaly mode of this process counts on all workers.
   void backward(std::vector<at::Tensor> roots, const Options& options = {}) const;
   // The same without waiting. Cancelling the future ends the pass; the context has failed then.
   // Warnings go to the process's own handler on every worker.
@@ -95,23 +90,15 @@ class ContextHandle {
 };
 
 // The scope of one iteration of distributed training. While it is current on a thread (from
-// construction to destruction on the constructing thread, and in the handlers, continuations and
-// coroutines that started under it), calls carry it, and tensors they carry are recorded. Calls
-// made with grad mode off carry it, too, and record nothing; they run with grad mode off, and what
-// they return does not require grad. Contexts nest per thread; the innermost that has not ended is
-// current. Autocast travels with every call, in a context or not: a handler, its continuations and
-// the calls it makes run under the autocast of the caller (on or off, and the dtype, for the CPU
-// and for CUDA), without libtorch's cache of casts. Hooks for saved tensors do not travel: they are
-// code of one process. Neither does anomaly mode, which libtorch has on or off for a whole process:
-// turn it on in each, before forward, to see where the nodes made there come from. With backward
-// passes nothing of this travels but anomaly mode (ContextHandle::backward()): nodes run under the
-// state of a new thread on all workers, so that a backward called under autocast runs outside of
-// it. Hooks must be safe to run from several passes concurrently. The worker of a pass is current
-// in its nodes and hooks. libtorch's backward() in one of them is an error: what a node recomputes
-// (checkpointing) it differentiates with torch::autograd::grad(), and returns the gradients of
-// parameters as those of its inputs. Belongs to the worker that
-// was current when it was made. Its end frees what it owns on every worker that took part. Thread
-// contract: as ContextHandle; made and destroyed by one thread (or one coroutine).
+// construction to destruction on the constructing thread, and in what started under it), calls
+// carry it, and tensors they carry are recorded, unless grad mode is off, which travels, too.
+// Contexts nest per thread. Autocast travels with every call; hooks for saved tensors and anomaly
+// mode do not. Nodes of backward passes run under the state of a new thread, with the worker of the
+// pass current; hooks must be safe to run from several passes concurrently. libtorch's backward()
+// in a node is an error: what it recomputes it differentiates with torch::autograd::grad().
+// Belongs to the worker that was current when it was made; its end frees what it owns on every
+// worker that took part. Thread contract: as ContextHandle; made and destroyed by one thread (or
+// one coroutine).
 class Context : public ContextHandle {
  public:
   // Throws Error(invalid_argument) when no worker is current, Error(shutting_down) when it has shut

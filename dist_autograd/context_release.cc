@@ -1,7 +1,5 @@
 #include "stitch/dist_autograd/context_release.h"
 
-#include <algorithm>
-#include <map>
 #include <utility>
 
 #include "stitch/dist_autograd/control_frames.h"
@@ -99,7 +97,7 @@ void ContextRelease::release(const std::vector<WorkerInfo>& peers,
     rpc::OutMessage out(wire::kRelease);
     rpc::OutArchive archive(out);
     archive(release_of);
-    send_while_possible(agent_, peer, std::move(out));
+    agent_.send_while_possible(peer, std::move(out));
   }
 }
 

@@ -7,7 +7,6 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <string>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -46,8 +45,6 @@ struct PassSummary {
 class ContextState {
  public:
   explicit ContextState(ContextId id) : id_(id) {}
-  ContextState(const ContextState&) = delete;
-  ContextState& operator=(const ContextState&) = delete;
 
   [[nodiscard]] const ContextId& id() const noexcept { return id_; }
   [[nodiscard]] const std::shared_ptr<GradientStore>& gradients() const noexcept {

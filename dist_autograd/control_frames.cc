@@ -14,16 +14,7 @@ void send_abort(rpc::Agent& agent, const WorkerInfo& to, const wire::PassHeader&
   rpc::OutMessage out(wire::kAbort);
   rpc::OutArchive archive(out);
   archive(header, agent.sender().sendable(to, error));
-  send_while_possible(agent, to, std::move(out));
-}
-
-void send_while_possible(rpc::Agent& agent, const WorkerInfo& to,
-                         rpc::OutMessage message) noexcept {
-  try {
-    agent.send_control(to, std::move(message));
-  } catch (const Error&) {
-    // The peer is lost or this worker has stopped, of which all are told.
-  }
+  agent.send_while_possible(to, std::move(out));
 }
 
 bool require_life(rpc::Agent& agent, WorkerId worker, std::uint64_t epoch, const char* what) {

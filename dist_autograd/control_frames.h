@@ -14,10 +14,6 @@ namespace stitch::dist_autograd {
 void send_abort(rpc::Agent& agent, const WorkerInfo& to, const wire::PassHeader& header,
                 const Error& error);
 
-// Sends a control frame, of which the peer has no need where it is lost, or this worker has
-// stopped.
-void send_while_possible(rpc::Agent& agent, const WorkerInfo& to, rpc::OutMessage message) noexcept;
-
 // Whether that life of `worker` is the present one; false if it is over. Throws Error(protocol) if
 // it never was in this world; `what` names it.
 [[nodiscard]] bool require_life(rpc::Agent& agent, WorkerId worker, std::uint64_t epoch,

@@ -11,7 +11,6 @@
 
 #include "stitch/dist_autograd/engine.h"
 #include "stitch/dist_autograd/executor/plan.h"
-#include "stitch/dist_autograd/worker_colours.h"
 #include "stitch/rpc/calls.h"
 
 namespace stitch::dist_autograd {
@@ -35,6 +34,25 @@ struct GraphPart {
 namespace {
 
 using detail::GraphPart;
+
+// The colours of a worker: of lines and leaves (which have white text), of its nodes towards it on
+// other workers, of its background. Every eighth worker has the same.
+struct WorkerColours {
+  const char* strong;
+  const char* middle;
+  const char* light;
+};
+const WorkerColours& colours_of(WorkerId worker) {
+  static constexpr std::array<WorkerColours, 8> kColours{{{"#1f5fa8", "#b9d3f0", "#f2f7fd"},
+                                                          {"#b3541e", "#f4cbb0", "#fdf5f0"},
+                                                          {"#2c7a3f", "#bfe3c6", "#f2faf4"},
+                                                          {"#7b3fa0", "#dfc6ee", "#f9f4fc"},
+                                                          {"#a3152f", "#f2bcc6", "#fdf2f4"},
+                                                          {"#0f7c80", "#b5e2e3", "#f0fafa"},
+                                                          {"#8a6d00", "#eddf9f", "#fcfaee"},
+                                                          {"#4d5968", "#ccd3db", "#f5f7f9"}}};
+  return kColours[worker.value() % kColours.size()];
+}
 
 // Backslashes stay: "\n" is a new line in a label.
 std::string in_quotes(const std::string& text) {

@@ -14,14 +14,11 @@ class Agent;
 
 namespace stitch::dist_autograd {
 
-// The autograd graph of a context over all workers that took part, as Graphviz: one cluster and one
-// colour per worker; each link as a dashed edge from a recv node to its send node, both in the
-// colour of the worker at the other end. What one pass did is written on it: the nodes run and the
-// time on each worker, the bytes of gradients on each link; links without any are grey. It is the
-// pass that ended last on this worker; where none has, on the first worker asked on which one has.
-// A worker on which another one ended last shows nothing of it: the pass did not reach it, or
-// another root's has ended there since. The nodes of `roots` have a thick border. Asks all workers
-// one after the other and waits; one that does not answer is shown with its error.
+// The autograd graph of a context over all workers that took part, as Graphviz: a cluster and a
+// colour for each worker, each link as a dashed edge, and what the pass did that ended last on this
+// worker (else on the first worker that has one): nodes, times, bytes. The nodes of `roots` have a
+// thick border. Asks the workers one after the other; a worker that does not answer is shown with
+// its error.
 [[nodiscard]] std::string collect_graph(const std::shared_ptr<rpc::Agent>& agent,
                                         const ContextState& context,
                                         const std::vector<at::Tensor>& roots);

@@ -2,16 +2,25 @@
 #include "stitch/dist_autograd/pass.h"
 
 #include <algorithm>
-#include <new>
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
 #include <utility>
+#include <vector>
 
+#include "stitch/base/name_list.h"
+#include "stitch/dist_autograd/collected_work.h"
 #include "stitch/dist_autograd/engine.h"
 #include "stitch/dist_autograd/graph/tensor_bytes.h"
 #include "stitch/dist_autograd/plan_graph.h"
 #include "stitch/dist_autograd/received_gradients.h"
+#include "stitch/rpc/agent/torch_state.h"
 #include "stitch/rpc/future/thread_pool.h"
 #include "stitch/rpc/message/archive.h"
 #include "stitch/rpc/message/frame_kinds.h"
+#include "stitch/rpc/message/life_text.h"
 
 namespace stitch::dist_autograd {
 
@@ -133,13 +142,11 @@ void Pass::check_lost(const WorkerInfo& peer) {
   if (const auto reason = agent_->peers().lost(peer)) on_peer_lost(peer, *reason);
 }
 
-void Pass::do_guarded(const std::function<void()>& handle) {
+void Pass::guard(const std::function<void()>& handle) {
   try {
     prepare();
     if (!root()) strand_->start();
     handle();
-  } catch (const Error& error) {
-    abort(found_here(error));
   } catch (...) {
     abort(found_here(to_error(std::current_exception())));
   }
@@ -206,13 +213,9 @@ void Pass::gradients_left() noexcept {
 void Pass::partly_quiet() { flush(); }
 
 void Pass::went_quiet(std::uint64_t taken, bool resolved) {
+  flush(taken);
   // At the root this may begin the marking, which refuses results of other contexts.
-  try {
-    flush(taken);
-    apply([&](PassProtocol& protocol) { return protocol.strand_quiet(taken, resolved); });
-  } catch (...) {
-    abort(found_here(to_error(std::current_exception())));
-  }
+  apply([&](PassProtocol& protocol) { return protocol.strand_quiet(taken, resolved); });
 }
 
 void Pass::failed(Error error) { abort(found_here(error)); }
@@ -237,65 +240,47 @@ void Pass::flush(std::optional<std::uint64_t> quiet_at) {
                           [&](const auto& batch) { return batch.to != parent; });
   }
   for (Outbox::PeerBatch& batch : batches) {
-    try {
-      std::optional<wire::Ack> ack;
-      {
-        base::MutexLock lock(mutex_);
-        ack = protocol_.sending_gradients(batch.to,
-                                          &batch == &batches.back() ? quiet_at : std::nullopt);
-      }
-      if (!ack) return;
-      engine_.count_gradients(batch.entries.size());
-      rpc::OutMessage out = message(wire::kGradients, *ack, batch.entries, batch.tensors);
-      if (!batch.placements.empty()) out.placements = std::move(batch.placements);
-      send(batch.to, std::move(out), true);
-    } catch (...) {
-      abort(found_here(to_error(std::current_exception())));
-      return;
+    std::optional<wire::Ack> ack;
+    {
+      base::MutexLock lock(mutex_);
+      ack = protocol_.sending_gradients(batch.to,
+                                        &batch == &batches.back() ? quiet_at : std::nullopt);
     }
+    if (!ack) return;
+    engine_.count_gradients(batch.entries.size());
+    rpc::OutMessage out = message(wire::kGradients, *ack, batch.entries, batch.tensors);
+    if (!batch.placements.empty()) out.placements = std::move(batch.placements);
+    send(batch.to, std::move(out), true);
   }
 }
 
 // ---- effects
 
 void Pass::perform(PassEffects& effects) {
-  std::optional<Error> lost;  // the error that lost some of the effects
   const bool settled = effects.settled && at_settled_;
   if (settled) at_settled_->announce();
-  try {
-    for (const auto& [to, mark] : effects.marks) send(to, message(wire::kMark, mark));
-    for (const auto& [to, ack] : effects.acks) send(to, message(wire::kAck, ack));
-    if (!effects.quiet.empty() || !effects.close_marking.empty()) {
-      const wire::OlderPasses older = context_->older_passes(id_);
-      for (const WorkerId to : effects.quiet) send(to, message(wire::kQuiet, older));
-      for (const WorkerId to : effects.close_marking) send(to, message(wire::kCloseMarking, older));
-    }
-    if (!effects.kill.empty()) strand_->kill(std::move(effects.kill));
-  } catch (...) {
-    lost = found_here(to_error(std::current_exception()));
+  for (const auto& [to, mark] : effects.marks) send(to, message(wire::kMark, mark));
+  for (const auto& [to, ack] : effects.acks) send(to, message(wire::kAck, ack));
+  if (!effects.quiet.empty() || !effects.close_marking.empty()) {
+    const wire::OlderPasses older = context_->older_passes(id_);
+    for (const WorkerId to : effects.quiet) send(to, message(wire::kQuiet, older));
+    for (const WorkerId to : effects.close_marking) send(to, message(wire::kCloseMarking, older));
   }
-  if (settled) run_at_settled(!lost);
-  if (effects.succeed || effects.done) {
-    finish(lost);
-    if (lost) {
-      done_not_sent(*lost);
-    } else if (effects.done) {
-      send_done();
-    }
-  } else if (lost) {
-    abort(*lost);
-  }
+  if (!effects.kill.empty()) strand_->kill(std::move(effects.kill));
+  if (settled) run_at_settled();
+  if (effects.succeed || effects.done) finish(std::nullopt);
+  if (effects.done) send_done();
 }
 
-// `told`: the other workers are being told that the pass is settled.
-void Pass::run_at_settled(bool told) noexcept {
+void Pass::run_at_settled() noexcept {
+  bool running = false;
   {
     base::MutexLock lock(mutex_);
-    told = told && !error_;
+    running = !error_;
   }
   // This may be a slice of the strand, where grad mode is off, and it may outlast the pass.
   const torch_warnings::WarningHandlerGuard warnings(nullptr);
-  rpc::Agent::in_fresh_state([&] { at_settled_->run(told); });
+  rpc::Agent::in_fresh_state([&] { at_settled_->run(running); });
 }
 
 wire::PassHeader Pass::header() const { return {context_->id(), id_, settings_.to_wire()}; }
@@ -313,17 +298,13 @@ void Pass::send(WorkerId to, rpc::OutMessage message, bool carries_gradients) {
   const auto sent = [self = shared_from_this(), to,
                      carries_gradients](const std::optional<Error>& error) {
     if (carries_gradients) self->gradients_left();
-    try {
-      if (error) {
-        const WorkerInfo& peer = self->agent_->peers().find(to);
-        self->abort(Error(error->code(),
-                          "backward cannot reach " + stitch::to_string(peer) + ": " + error->what())
-                        .with_worker(peer.name));
-      } else if (carries_gradients) {
-        self->apply([](PassProtocol& protocol) { return protocol.gradients_written(); });
-      }
-    } catch (...) {
-      self->abort(error ? *error : self->found_here(to_error(std::current_exception())));
+    if (error) {
+      const WorkerInfo& peer = self->agent_->peers().find(to);
+      self->abort(Error(error->code(),
+                        "backward cannot reach " + stitch::to_string(peer) + ": " + error->what())
+                      .with_worker(peer.name));
+    } else if (carries_gradients) {
+      self->apply([](PassProtocol& protocol) { return protocol.gradients_written(); });
     }
   };
   try {
@@ -400,6 +381,168 @@ void Pass::complete() {
   } else {
     promise->set_value();
   }
+}
+
+// ---- the thread that runs the nodes: in backward(), or the reader of what makes them ready
+
+void Pass::begin(std::vector<at::Tensor> gradients, Promise<void> done,
+                 rpc::Clock::time_point deadline) {
+  done.on_cancel([weak = weak_from_this()] {
+    if (const auto pass = weak.lock())
+      pass->abort(Error(ErrorCode::cancelled, "backward was cancelled"));
+  });
+  std::optional<Error> over;
+  {
+    base::MutexLock lock(mutex_);
+    begun_ = rpc::Clock::now();
+    if (!protocol_.running()) over = error_;
+    if (!over) promise_ = done;
+    if (!over && deadline != rpc::Clock::time_point::max()) {
+      timer_ = agent_->loop().call_at(deadline, [weak = weak_from_this()] {
+        if (const auto pass = weak.lock()) pass->expire();
+      });
+    }
+  }
+  if (over) {
+    done.set_error(*over);
+    strand_->start();
+    return;
+  }
+  guard([&] {
+    for (std::size_t i = 0; i < gradients.size(); ++i) strand_->seed(i, std::move(gradients[i]));
+  });
+  strand_->start();  // also after an error: a pass that was aborted ends on its strand
+}
+
+void Pass::begin_and_drive(std::vector<at::Tensor> gradients, Promise<void> done,
+                           rpc::Clock::time_point deadline) {
+  std::optional<rpc::FreshTorchState> fresh;  // for the messages that this thread handles
+  if (!rpc::has_fresh_torch_state()) fresh.emplace();
+  CollectedWork work(*this);
+  driven_ = true;
+  begin(std::move(gradients), std::move(done), deadline);
+  for (;;) {
+    driver_wanted_.clear();
+    work.run();
+    {
+      base::MutexLock lock(mutex_);
+      if (protocol_.ended()) return;
+    }
+    const BlockingRegion blocking;
+    if (!agent_->poll(driver_wanted_, rpc::Clock::time_point::max())) return;
+  }
+}
+
+void Pass::execute(c10::Device device, base::UniqueFunction<void()> slice) {
+  // What a node of a device has made ready on the CPU does not wait for a user-function thread:
+  // all of them may wait for this pass.
+  const bool on_device_thread =
+      plan_->devices() > 1 && agent_->serves_here() && !agent_->pool().on_pool_thread();
+  if (!device.is_cpu() || on_device_thread)
+    return agent_->post_for_device(device, std::move(slice));
+  if (!CollectedWork::take(*this, slice)) agent_->post_where_read(std::move(slice));
+}
+
+void Pass::wait_until_quiet() {
+  prepare();
+  if (strand_->running_on_this_thread()) return;
+  const BlockingRegion blocking;
+  base::MutexLock lock(mutex_);
+  while (!protocol_.ended()) changed_.wait(mutex_);
+}
+
+Pass::Progress Pass::progress() {
+  Progress progress;
+  progress.opened = opened_;
+  base::MutexLock lock(mutex_);
+  const auto& awaited = protocol_.awaited();
+  progress.awaited.assign(awaited.begin(), awaited.end());
+  if (!built_) return progress;
+  progress.nodes_run = strand_->nodes_run();
+  progress.thread = strand_->thread();
+  return progress;
+}
+
+// ---- failing: on this worker, and how the others hear of it
+
+void Pass::abort(const Error& error) noexcept {
+  const auto self = shared_from_this();  // the failure may take it out of its context
+  std::set<WorkerId> told;
+  ContextState::FailEffects effects;
+  {
+    base::MutexLock lock(mutex_);
+    if (!protocol_.running()) return;
+    told = protocol_.concerned();
+    // Under the lock, so that a pass that succeeds here has not failed its context.
+    effects = context_->fail(error);
+    error_ = effects.error;
+    protocol_.fail();
+  }
+  engine_.spread_failure(*context_, header(), std::move(told), std::move(effects));
+  stop_strand();
+}
+
+void Pass::stop_strand() noexcept {
+  prepare();
+  if (!root()) strand_->start();  // the root's is started by begin(), which may be seeding it
+  strand_->stop();
+}
+
+void Pass::on_peer_lost(const WorkerInfo& peer, const Error& reason) {
+  const rpc::Life* const present = agent_->peers().life(peer.id);
+  {
+    base::MutexLock lock(mutex_);
+    if (!protocol_.needs(peer.id)) return;
+    if (present != nullptr && lives_.is_former(peer, present->info().epoch)) return;
+  }
+  const Error gone =
+      rpc::life_gone(peer, std::string(": ") + reason.what(), rpc::LifeName::with_id);
+  abort(Error(gone.code(), std::string("backward cannot go on: ") + gone.what())
+            .with_worker(peer.name));
+}
+
+void Pass::expire() {
+  const Progress found = progress();
+  std::vector<std::string> waiting;
+  for (const WorkerId id : found.awaited)
+    waiting.push_back(stitch::to_string(agent_->peers().find(id)));
+  rpc::Clock::time_point begun;
+  {
+    base::MutexLock lock(mutex_);
+    begun = begun_;
+  }
+  agent_->dumps().on_timeout("backward timed out", engine_.table_of({shared_from_this()}));
+  const auto ms =
+      std::chrono::duration_cast<std::chrono::milliseconds>(rpc::Clock::now() - begun).count();
+  abort(Error(ErrorCode::timeout,
+              "backward timed out after " + std::to_string(ms) + " ms" +
+                  (waiting.empty() ? std::string() : "; not done: " + base::join_names(waiting))));
+}
+
+void Pass::done_not_sent(const Error& error) {
+  std::set<WorkerId> told;
+  {
+    base::MutexLock lock(mutex_);
+    told = protocol_.concerned();
+  }
+  engine_.fail_context(*context_, header(), found_here(error), std::move(told));
+}
+
+// ---- settings
+
+std::uint8_t PassSettings::to_wire() const {
+  using Header = wire::PassHeader;
+  return static_cast<std::uint8_t>(
+      (run.retain_graph ? Header::kRetainGraph : 0) |
+      (run.create_graph ? Header::kCreateGraph : 0) | (run.anomaly ? Header::kAnomaly : 0) |
+      (run.only_inputs ? Header::kOnlyInputs : 0) | (run.allow_nan ? Header::kAllowNaN : 0));
+}
+
+PassSettings PassSettings::from_wire(std::uint8_t flags) {
+  using Header = wire::PassHeader;
+  return {{(flags & Header::kRetainGraph) != 0, (flags & Header::kCreateGraph) != 0,
+           (flags & Header::kAnomaly) != 0, (flags & Header::kOnlyInputs) != 0,
+           (flags & Header::kAllowNaN) != 0}};
 }
 
 }  // namespace stitch::dist_autograd

@@ -1,17 +1,14 @@
 #pragma once
 
-#include <atomic>
-#include <chrono>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <set>
-#include <utility>
 #include <vector>
 
 #include "stitch/dist_autograd/at_settled.h"
 #include "stitch/dist_autograd/context_state.h"
+#include "stitch/dist_autograd/executor/node_run.h"
 #include "stitch/dist_autograd/executor/plan.h"
 #include "stitch/dist_autograd/executor/strand.h"
 #include "stitch/dist_autograd/executor/warning_collector.h"
@@ -19,11 +16,19 @@
 #include "stitch/dist_autograd/outbox.h"
 #include "stitch/dist_autograd/pass_lives.h"
 #include "stitch/dist_autograd/pass_protocol.h"
-#include "stitch/dist_autograd/pass_settings.h"
 #include "stitch/rpc/agent/agent.h"
 #include "stitch/rpc/future/future.h"
 
 namespace stitch::dist_autograd {
+
+// What the root's worker decides about a pass. MARK and GRADIENTS carry it as flags, so that either
+// may open the pass on another worker. A plain value.
+struct PassSettings {
+  RunFlags run;
+  [[nodiscard]] std::uint8_t to_wire() const;
+  // Unknown flags are ignored, so that to_wire() differs from them.
+  [[nodiscard]] static PassSettings from_wire(std::uint8_t flags);
+};
 
 class Engine;
 
@@ -118,12 +123,7 @@ class Pass final : public StrandOwner, public std::enable_shared_from_this<Pass>
   }
 
   // Runs `handle` with the plan built; what it throws ends the pass.
-  // The conversion of a reference takes no memory.
-  template <class Handle>
-  void guard(Handle&& handle) {
-    do_guarded(std::ref(handle));
-  }
-  void do_guarded(const std::function<void()>& handle) STITCH_EXCLUDES(mutex_);
+  void guard(const std::function<void()>& handle) STITCH_EXCLUDES(mutex_);
   // Gives the protocol an event, a call of `event(PassProtocol&)`, performs its effects and returns
   // them: all but `deliver` and `new_peer` are done.
   template <class Event>
@@ -158,7 +158,7 @@ class Pass final : public StrandOwner, public std::enable_shared_from_this<Pass>
       STITCH_EXCLUDES(mutex_);
   // One of its messages with gradients has been written, or never will be.
   void gradients_left() noexcept STITCH_EXCLUDES(mutex_);
-  void run_at_settled(bool told) noexcept STITCH_EXCLUDES(mutex_);
+  void run_at_settled() noexcept STITCH_EXCLUDES(mutex_);
   void finish(const std::optional<Error>& error) STITCH_EXCLUDES(mutex_);
   // Completes the future of a pass that has ended.
   void complete() STITCH_EXCLUDES(mutex_);

@@ -1,6 +1,5 @@
 #include "stitch/dist_autograd/pass_protocol.h"
 
-#include <algorithm>
 #include <utility>
 
 namespace stitch::dist_autograd {

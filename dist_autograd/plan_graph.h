@@ -1,7 +1,6 @@
 #pragma once
 
 #include <memory>
-#include <vector>
 
 #include "stitch/dist_autograd/executor/plan.h"
 #include "stitch/dist_autograd/pass_protocol.h"

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <concepts>
-#include <optional>
 
 #include "stitch/dist_autograd/context.h"
 #include "stitch/rref/rref.h"
@@ -10,12 +9,10 @@ namespace stitch {
 
 namespace dist_autograd {
 
-// Runs backward from the tensor that `root` refers to, on the worker that owns it, wherever that
-// is. The future completes as that of ContextHandle::backward_async(); cancelling it ends the pass.
-// Throws as ContextHandle::throw_if_unusable(), and Error(invalid_argument) when options.inputs is
-// not empty. REQUIRES: `context` is one of the current worker. Thread contract: any thread;
-// RRef::backward() waits for it, so that one from any thread but one that runs a STITCH_INLINE
-// function.
+// Runs backward from the tensor that `root` refers to, on its owner. The future completes as that
+// of ContextHandle::backward_async(); cancelling it ends the pass. Throws as
+// ContextHandle::throw_if_unusable(), and Error(invalid_argument) when options.inputs is not empty.
+// REQUIRES: `context` is one of the current worker. Any thread.
 [[nodiscard]] Future<void> backward_async(const RRef<at::Tensor>& root,
                                           const ContextHandle& context,
                                           const Options& options = {});

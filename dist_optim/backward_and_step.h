@@ -25,16 +25,11 @@ std::vector<OwnersStep> steps_of(const dist_autograd::ContextHandle& context,
 // same afterwards as with the two calls, to the last bit. Where the loss leaves results unused that
 // is known only at the end of the pass, and the steps follow it as in the two calls.
 //
-// Waits for the pass and for all steps. Returns how many parameters were stepped. Throws what
-// backward() throws, and then nothing was stepped: an error of a node, a hook or the options, a
-// timeout, and the end of the context come before any step. One exception: when a worker is lost,
-// or the pass times out or is cancelled, while the last messages of the pass are under way, some
-// may have been stepped, and the error says how many. Throws what DistributedOptimizer::step()
-// throws when the pass succeeded and an owner failed to step. Where an owner cannot be asked at
-// all, those after it are not asked, and the error says how many parameters were stepped.
-// Parameters that two optimizers share are stepped by both, in any order. On devices of this worker
-// steps are ordered with this thread's current streams as those of step(). Thread contract: any
-// thread.
+// Waits for the pass and for all steps; returns how many parameters were stepped. Throws what
+// backward() throws, and then nothing was stepped, unless a worker was lost or the pass ended early
+// while its last messages were under way: then the error says how many. Throws what step() throws
+// when an owner failed to step. Parameters that two optimizers share are stepped by both. On
+// devices of this worker the order is that of step(). Thread contract: any thread.
 template <class... Optimizers>
 std::int64_t backward_and_step(const dist_autograd::ContextHandle& context,
                                std::vector<at::Tensor> losses,

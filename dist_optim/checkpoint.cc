@@ -16,7 +16,6 @@
 #include <sstream>
 #include <string_view>
 #include <system_error>
-#include <utility>
 
 #include "stitch/base/descriptor.h"
 #include "stitch/base/error.h"
@@ -135,10 +134,9 @@ std::vector<fs::path> find_shards(const fs::path& folder) {
   // The process may have died between two renames of publish(): the files not yet renamed are
   // complete.
   for (const auto& file : files_of(folder, kUnpublishedSuffix)) {
-    try {
-      add(file, read_shard(file, [](const SavedParameter&) {}));
-    } catch (const Error&) {  // unfinished: not part of a complete save
-    }
+    // An unfinished one is not part of a complete save.
+    static_cast<void>(
+        base::failure_of([&] { add(file, read_shard(file, [](const SavedParameter&) {})); }));
   }
   if (auto files = complete()) return *files;
   if (saves.empty())

@@ -58,10 +58,9 @@ class DistributedOptimizer {
  public:
   using Options = OptionsOf<Optimizer>;  // torch::optim::AdamOptions, say
 
-  // Makes the parts on the owners and waits for them. The parameters' names are their positions,
-  // "0", "1", ... Throws Error: invalid_argument for no parameters, one given twice, or an
-  // optimizer that cannot work this way; what an owner refuses (a tensor that is not a leaf, one
-  // tensor behind two references) comes as remote_exception.
+  // Makes the parts on the owners and waits for them. The names of the parameters are their
+  // positions. Throws Error(invalid_argument) for no parameters, one given twice, or an optimizer
+  // that cannot work this way, and remote_exception for what an owner refuses.
   DistributedOptimizer(const std::vector<RRef<at::Tensor>>& parameters, const Options& options,
                        StalePolicy policy = StalePolicy::detect)
       : DistributedOptimizer(numbered(parameters), options, policy) {}
@@ -107,11 +106,10 @@ class DistributedOptimizer {
     }
   }
 
-  // Steps with the gradients that `context` has gathered, and waits until all owners have. Returns
-  // how many parameters were stepped: those that have a gradient in the context. Throws the first
-  // owner's error, counting the others: `cancelled` when the context has ended, the context's own
-  // error when a pass in it failed. On devices of this worker the steps come after what this
-  // thread's current streams have queued, and before what these are given afterwards.
+  // Steps with the gradients of `context` and waits for all owners. Returns how many parameters had
+  // a gradient and were stepped. Throws the first owner's error, counting the others. On devices of
+  // this worker the steps come between what this thread's current streams have and what they are
+  // given afterwards.
   std::int64_t step(const dist_autograd::ContextHandle& context) {
     return sum_when_done(start(context));
   }
@@ -141,17 +139,14 @@ class DistributedOptimizer {
   }
 
   // Writes the options and the state of all parameters (not the parameters) into `folder` on this
-  // worker's own file system, one file per owner: "<owner>.optimizer" (docs/checkpoints.md). An
-  // existing checkpoint stays until the new one is complete and on the disk, also after a crash.
-  // The state of each parameter is consistent; steps that run meanwhile are included for some
-  // parameters and not for others. Throws Error(invalid_argument) when the folder cannot be written
-  // or has the checkpoint of another optimizer: of another type, or with other parameters.
+  // worker's file system, one file per owner (docs/checkpoints.md). An existing checkpoint stays
+  // until the new one is complete and on the disk. Steps that run meanwhile are included for some
+  // parameters only. Throws Error(invalid_argument) for a folder that cannot be written or is
+  // another optimizer's.
   void save(const std::filesystem::path& folder) const;
-  // Reads options and state back, by the parameters' names, also when other workers owned them. All
-  // or nothing: everything is read and checked before any owner changes anything, and parameters
-  // that had no state when they were saved have none afterwards. Steps must not run meanwhile.
-  // Throws Error(invalid_argument) naming the file and the parameter when something is damaged,
-  // missing, or of another shape or another type of optimizer.
+  // Reads options and state back by the parameters' names, from whichever owners: all or nothing.
+  // Steps must not run meanwhile. Throws Error(invalid_argument) naming the file and the parameter
+  // when something is damaged, missing, or of another shape or another type of optimizer.
   void load(const std::filesystem::path& folder);
 
  private:
@@ -267,12 +262,8 @@ void DistributedOptimizer<Optimizer>::load(const std::filesystem::path& folder) 
       if (last) last->get();
     }
   } catch (...) {
-    for (auto& discarded : on_all<&Local::discard>(load_id)) {
-      try {
-        discarded.get();
-      } catch (const Error&) {  // the first error counts
-      }
-    }
+    for (auto& discarded : on_all<&Local::discard>(load_id))
+      static_cast<void>(base::failure_of([&] { discarded.get(); }));  // the first error counts
     throw;
   }
   when_all(on_all<&Local::commit>(load_id, *saved_options)).get();

@@ -52,10 +52,9 @@ class LocalOptimizer {
     }
   }
 
-  // Steps every parameter that has a gradient in the context; the others, and their state, stay as
-  // they are. Returns how many were stepped. Throws Error(cancelled) when the context has ended,
-  // the context's error when one of its passes failed, and Error(invalid_argument), before any
-  // parameter is stepped, when a gradient has another shape than its parameter.
+  // Steps every parameter that has a gradient in the context and returns their number. Throws the
+  // error of the context when it has ended or failed, and Error(invalid_argument), before any step,
+  // for a gradient of another shape than its parameter.
   std::int64_t step(const dist_autograd::ContextId& context) {
     // None on a worker that the context never reached.
     const auto gradients = dist_autograd::find_usable_context(context);
@@ -107,10 +106,9 @@ class LocalOptimizer {
     return state_to_values<Optimizer>(*kept);
   }
 
-  // Loading, in three steps so that all owners change or none: stage() stores the new state of a
-  // parameter on that parameter's device, commit() makes all of it current, with the options, and
-  // discard() drops it. `load` is the load's id; one at a time: what another load staged is
-  // dropped.
+  // Loading, so that all owners change or none: stage() stores the new state of a parameter on its
+  // device, commit() makes all of it current, discard() drops it. `load` is the load's id: what
+  // another load staged is dropped.
   void stage(const std::string& load, std::uint64_t position,
              const std::optional<NamedValues>& values) {
     const Entry& entry = entry_at(position);

@@ -61,10 +61,9 @@ class SettledSteps final : public dist_autograd::AtSettled,
     return announced_.load(std::memory_order_acquire);
   }
 
-  // The steps' outcome, for a pass that has ended with `failure` or without one; called once.
-  // Starts them if the pass could not. Completes when all that have been started have ended. The
-  // error is that of the pass, saying how many parameters have been stepped nevertheless; else that
-  // of start_steps().
+  // The outcome of the steps, once all that were started have ended; starts them if the pass could
+  // not. Called once. The error is that of the pass, saying how many parameters have been stepped
+  // nevertheless; else that of start_steps().
   [[nodiscard]] Future<std::vector<std::int64_t>> outcome(const std::optional<Error>& failure);
 
  private:
@@ -129,11 +128,7 @@ void SettledSteps::run(bool running) noexcept {
       not_started_ = to_error(std::current_exception());
     }
   }
-  try {
-    begun_.set_value();
-  } catch (const std::exception&) {
-    // Thrown by what waited for it, which must not throw.
-  }
+  begun_.set_value();
 }
 
 Future<std::vector<std::int64_t>> SettledSteps::outcome(const std::optional<Error>& failure) {
@@ -156,8 +151,6 @@ std::int64_t backward_and_steps(const dist_autograd::ContextHandle& context,
   std::optional<Error> failure;
   try {
     context.backward(std::move(losses), options, settled);
-  } catch (const Error& error) {
-    failure = error;
   } catch (...) {
     if (!settled->announced()) throw;
     failure = to_error(std::current_exception());

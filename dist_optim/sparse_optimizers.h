@@ -3,7 +3,6 @@
 #include <torch/optim/optimizer.h>
 
 #include <cstdint>
-#include <cstdlib>
 #include <tuple>
 #include <vector>
 

@@ -1,19 +1,14 @@
 #include "stitch/rpc/calls.h"
 
-#include <new>
-
 namespace stitch::detail {
 namespace {
 
-// An exception of an argument's own serialize function is a mistake of the program; missing memory
-// is not.
+// An exception of an argument's own serialize function is a mistake of the program.
 ErrorCode code_of_writing(const std::exception_ptr& exception) noexcept {
   try {
     std::rethrow_exception(exception);
   } catch (const Error& error) {
     return error.code();
-  } catch (const std::bad_alloc&) {
-    return ErrorCode::internal;
   } catch (...) {
     return ErrorCode::invalid_argument;
   }

@@ -227,9 +227,7 @@ auto call(const std::shared_ptr<rpc::Agent>& agent, const Target& target, Args&&
                            target.into());
     } catch (...) {
       Error error = to_error(std::current_exception());
-      // Not for want of memory: there might be none for the name either.
-      if (error.code() != ErrorCode::internal && error.function().empty())
-        error = error.with_function(std::string(function.name));
+      if (error.function().empty()) error = error.with_function(std::string(function.name));
       return make_failed<R>(std::move(error));
     }
   } else {
@@ -277,9 +275,8 @@ rpc::AnyValue refuse_function_value() {
 // Calls F on the target and returns a future of its result. Arguments convert to F's parameter
 // types as in a direct call. Errors reach the future; only a worker that has shut down (or none)
 // throws here. The target may also be written
-// {.to = "ps0", .timeout = 5s}. Any thread. A call for which its peer has no room waits for it, and
-// its future is pending; a thread of the program waits itself, until the deadline, once calls that
-// wait take all that Options::max_inflight_bytes allows. Handlers and callbacks never wait here.
+// {.to = "ps0", .timeout = 5s}. Any thread. A thread of the program waits here while the peer's
+// budget is full, until the deadline of the call; handlers and callbacks never wait.
 template <auto F, class... Args>
 auto rpc_async(Target target, Args&&... args) {
   return detail::call<F>(rpc::current_agent(), target, std::forward<Args>(args)...);

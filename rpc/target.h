@@ -30,17 +30,14 @@ enum class WhenFull : std::uint8_t { wait, refuse };
 // counts. In a `co_await`, give a braced one a name: g++ 12 destroys it twice there.
 //
 // `{.to = "ps0", .into = tensor}` or Target("ps0").into(tensor): rpc_sync and rpc_async of a
-// function that returns a tensor receive it into this one and return it, no matter how the result
-// was laid out there. A result that requires grad comes as a tensor of its own over the same memory
-// and version counter: when that memory is used again before backward, backward throws. Between
-// hosts and processes (transports "shm" and "tcp") a contiguous tensor of more than
-// Options::inline_bytes is read into without any further copy. It must have the result's dtype and
-// sizes, be dense and on the CPU, or on the CUDA device that the result comes to, and not require
-// grad: else the call fails with invalid_argument. On a device the result is copied behind what the
-// caller's current stream had queued at the call. From the call until its future is ready the
-// memory is the call's, and its content is unspecified when the call fails; after a timeout or
-// cancel() an answer that is just arriving may still be written into it. Thread contract: as a
-// value.
+// function that returns a tensor receive it into this one and return it; a result that requires
+// grad comes as a tensor of its own over the same memory and version counter. A contiguous tensor
+// of more than Options::inline_bytes is read into without a further copy over "shm" and "tcp". It
+// must have the result's dtype and sizes, be dense, on the CPU or the CUDA device that the result
+// comes to, and not require grad: else the call fails with invalid_argument. Until the future is
+// ready the memory is the call's; its content is unspecified when the call fails, and an answer
+// that is just arriving may still be written into it after a timeout or cancel(). Thread contract:
+// as a value.
 class Target {
  public:
   // The worker of that name or id, with the usual timeout. Implicit by design, all of them.

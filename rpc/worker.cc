@@ -19,7 +19,6 @@
 #include "stitch/rpc/gathering.h"
 #include "stitch/rpc/options/security_options.h"
 #include "stitch/rpc/world/join_world.h"
-#include "stitch/rpc/world/slow_blas.h"
 #include "stitch/rpc/world/world_extension.h"
 
 namespace stitch {
@@ -256,7 +255,6 @@ Worker init(Options options) {
     rpc::refuse_forked_child("a worker cannot be started");
   try {
     base::set_up_process();
-    rpc::warn_about_slow_blas();
     rpc::FunctionRegistry::instance().check();
     options = resolve_options(std::move(options));
     if (options.stop_on_signals) rpc::take_stop_signals();
@@ -264,7 +262,7 @@ Worker init(Options options) {
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {
-    // A thread or memory that the system does not give.
+    // A thread that the system does not give, or what a store of the program throws.
     throw Error(ErrorCode::overloaded, std::string("a worker cannot be started: ") + error.what());
   }
 }

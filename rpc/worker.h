@@ -74,13 +74,10 @@ class Worker {
   [[nodiscard]] const WorkerInfo& worker(std::string_view name) const;
   [[nodiscard]] const WorkerInfo& worker(WorkerId id) const;
 
-  // Calls `callback` with each worker that joins the world from now on, or comes back to it with a
-  // higher epoch, as long as the result and this worker live. Take a look at workers() after this,
-  // not before, and no worker is missed. The callback runs on the user-function threads, under this
-  // worker, after the new worker can be called. All calls of the callbacks of on_join and on_leave
-  // of a worker come one at a time, in the order of the events: that a life of a worker is over is
-  // told before its next one joins. So one that blocks delays all that is told after it. It may
-  // block, make calls, and add or stop callbacks. What it throws is reported on stderr.
+  // Calls `callback` with each worker that joins from now on, or comes back with a higher epoch, as
+  // long as the result and this worker live; workers() after this misses none. Callbacks of on_join
+  // and on_leave run on the user-function threads, one at a time, in the order of the events. They
+  // may block; what they throw is reported on stderr.
   MembershipWatch on_join(std::function<void(const WorkerInfo&)> callback);
   // The same for each worker that leaves the world while that goes on, or dies: what was declared
   // dead by the world, not what this worker alone cannot reach. Calls to it have failed by then. In
@@ -110,26 +107,19 @@ class Worker {
   }
 
   // Leaves the world; the worker can do nothing afterwards. In a fixed world it serves until every
-  // live worker has called it, without a limit unless `wait` is set or a stop signal has come (then
-  // for `timeout`); after `timeout` it says once, on stderr, for whom. Once all
-  // have, everything ends within `timeout` (plus at most a second). One worker leaves an elastic
-  // world by itself, once its own calls, and those to it, are over. From here on the program's own
-  // threads begin no calls any more (`shutting_down`); handlers and continuations do, until nothing
-  // is in flight. Throws Error(timeout) naming who was waited for when it could not be graceful. A
-  // second call waits for the end of the first, with the same limits, and does nothing else; it
-  // throws Error(timeout) when the first still runs then. Throws Error(invalid_argument), and the
-  // worker continues as before, on a thread that it would have to wait for: in a handler,
-  // continuation or coroutine of this worker, or, if graceful, of any worker of its world; in an
-  // inline function, an on_ready callback, a stop callback or a canceller that one of stitch's
-  // threads runs.
+  // live worker has called it, at most for `wait` (or `timeout` once a stop signal has come); after
+  // `timeout` it says once which workers it waits for. Then everything ends within `timeout` and a
+  // second. An elastic world is left once the calls of this worker, and those to it, are over. The
+  // program's own threads begin no calls from here on. Throws Error(timeout) naming the workers
+  // that were waited for; a second call waits for the end of the first. Throws
+  // Error(invalid_argument), and the worker continues, on a thread that it would have to wait for:
+  // a handler, continuation, coroutine or callback.
   void shutdown(ShutdownOptions options = {});
 
-  // Waits until all workers, or all of `names` (this worker among them), have called it. Each set
-  // of lives of workers counts its barriers and all_gathers by itself: after one of them was
-  // restarted they begin anew. An elastic world needs the names: without them it throws
-  // Error(invalid_argument). When one of them dies or leaves, the others get Error(disconnected) at
-  // once. Throws Error(timeout) naming the workers that did not arrive within Options::rpc_timeout,
-  // and Error(invalid_argument), on each of them, when one called all_gather() instead.
+  // Waits until all workers, or all of `names` (this worker among them), have called it; an elastic
+  // world needs the names. Each set of lives counts its barriers and all_gathers by itself. Throws
+  // Error: disconnected when a participant dies or leaves, timeout naming the workers that did not
+  // arrive within Options::rpc_timeout, invalid_argument when one called all_gather() instead.
   void barrier() { barrier(all_names()); }
   void barrier(const std::vector<std::string>& names);
   // Gives `value` to all workers, or all of `names` (this worker among them), and returns the
@@ -243,14 +233,11 @@ class Worker {
   std::shared_ptr<rpc::Agent> agent_;
 };
 
-// Joins the world: finds the others by Options::init_method and returns when all world_size workers
-// are there, in an elastic world when as many are there as it needs to start. Where the world runs
-// already, a worker that starts under a name of it comes back with that name's id and a higher
-// epoch, and a new one joins if the world is elastic; returns when all live members know it. Throws
-// Error: invalid_argument (an option, a variable; no room in the world), already_exists (a name or
-// rank that another worker has, naming both), timeout (naming who is missing), disconnected (the
-// store cannot be reached). Blocks for at most Options::init_timeout, and 1 s more where a TCP
-// store does not answer; a store of the program's own (Options::store) has its own limits.
+// Joins the world that Options::init_method names and returns when it can start, or, where it runs
+// already, when all live members know this worker: under its former name and id with a higher
+// epoch, or as a new one of an elastic world. Throws Error: invalid_argument (an option, no room),
+// already_exists (a name or rank that is taken), timeout (naming the workers that are missing),
+// disconnected (the store). Blocks for at most Options::init_timeout and a second.
 [[nodiscard]] Worker init(Options options = {});
 
 // Whether SIGTERM or SIGINT has come to this process since a worker was started with
@@ -270,10 +257,9 @@ class WorkerScope {
   rpc::ExecutionContextScope scope_;
 };
 
-// Name, id and epoch of the current worker, the one that the free functions act on: that of the
-// handler, continuation or WorkerScope which this code runs under, else the process's only worker.
-// Throws Error(invalid_argument) where there is none or several, Error(shutting_down) after the
-// only one has shut down. Any thread.
+// Name, id and epoch of the current worker, which the free functions act on: that of the handler,
+// continuation or WorkerScope which this code runs under, else the only one of the process. Throws
+// Error(invalid_argument) where there is none or several, shutting_down after its end. Any thread.
 [[nodiscard]] WorkerInfo current_worker();
 
 // Worker::user_data() of the current worker: how a function that is called remotely reaches what

@@ -106,7 +106,8 @@ class Resolution : public std::enable_shared_from_this<Resolution> {
     }
     then_ = nullptr;  // it may keep the call
     call->fail(error);
-    for (const std::uint64_t request : requests) call->agent().abandon_call(request);
+    for (const std::uint64_t request : requests)
+      call->agent().outgoing_calls().abandon_call(request);
   }
 
   const std::shared_ptr<RRefAgent> rrefs_;
@@ -151,8 +152,9 @@ void Resolution::get(std::size_t i, const RRefId& id, const HandlePtr& handle) {
     return;
   }
   ObjectRequest request = begin_fetch(handle, {});
-  const std::uint64_t started = request.agent->start_call(
-      *request.to, "RRef::to_here", request.agent->effective_timeout(std::chrono::nanoseconds(0)),
+  const std::uint64_t started = request.agent->outgoing_calls().start_call(
+      *request.to, "RRef::to_here",
+      request.agent->outgoing_calls().effective_timeout(std::chrono::nanoseconds(0)),
       std::move(request.message), std::make_shared<PendingArgument>(shared_from_this(), i));
   {
     const base::MutexLock lock(mutex_);
@@ -161,7 +163,7 @@ void Resolution::get(std::size_t i, const RRefId& id, const HandlePtr& handle) {
       return;
     }
   }
-  request.agent->abandon_call(started);  // all have come, or the call has failed
+  request.agent->outgoing_calls().abandon_call(started);  // all have come, or the call has failed
 }
 
 }  // namespace

@@ -9,11 +9,10 @@
 
 namespace stitch::rref {
 
-// Gets the objects that references among the arguments of `call` stand for: waits until each has
-// been created and takes it if this worker owns it, else a copy from its owner. No thread waits.
-// Then fills `given` and calls `then`, on any thread. If an object cannot be had, the call fails
-// with that error and `then` is destroyed; if the call is cancelled or its deadline passes, the
-// requests to owners are abandoned. `refs` and `given` are attachments of the call.
+// Gets the objects that references among the arguments of `call` stand for, once created: itself as
+// their owner, else a copy. No thread waits. Then fills `given` and calls `then`, on any thread. An
+// object that cannot be had fails the call; its end abandons the requests. `refs` and `given` are
+// attachments of the call.
 void resolve_arguments(const std::shared_ptr<RRefAgent>& rrefs,
                        const std::shared_ptr<rpc::IncomingCall>& call, const IncomingRefs& refs,
                        rpc::GivenArguments& given, base::UniqueFunction<void()> then);

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <memory>
-#include <string>
 
 #include "stitch/rpc/message/worker_info.h"
 #include "stitch/rref/lifetime/rref_id.h"

@@ -58,14 +58,7 @@ void LedgerSender::flush() {
       rpc::OutMessage message(wire::kLedgerFrame);
       if (!lifetime_->encode_ledger(peer, message.frame.body())) break;
       frames_sent_.fetch_add(1);
-      try {
-        alive->send_control(to->info(), std::move(message));
-      } catch (const Error& error) {
-        // A frame that is missing would be waited for without end.
-        if (!alive->peers().closing() && !alive->peers().lost(to->info()))
-          alive->peers().give_up(to->info(), error.with_prefix("references cannot be counted"));
-        break;
-      }
+      alive->send_while_possible(to->info(), std::move(message));
     }
   }
 }

@@ -86,7 +86,7 @@ ObjectRequest begin_request(const HandlePtr& handle, TargetUse target, std::uint
                             std::string_view function, const HandleUse& use) {
   auto agent = require_usable(*handle, function);
   agent->throw_if_stopped();
-  rpc::OutMessage message = rpc::Agent::begin_request(function_id);
+  rpc::OutMessage message = rpc::begin_request(function_id);
   auto& refs = message.attachment<OutgoingRefs>();
   refs.target(handle, target);
   message.refuse_when_full = use.when_full == WhenFull::refuse;
@@ -118,14 +118,24 @@ ObjectRequest begin_creation(const std::shared_ptr<rpc::Agent>& agent, const Tar
   agent->throw_if_stopped();
   target.expect_no_into("remote()");
   const WorkerInfo& to = target.resolve(agent->peers());
-  ObjectRequest request{agent, &to, rpc::Agent::begin_request(function_id)};
+  ObjectRequest request{agent, &to, rpc::begin_request(function_id)};
   request.message.refuse_when_full = target.when_full() == WhenFull::refuse;
   return request;
 }
 
+std::exception_ptr current_error() noexcept {
+  try {
+    throw;
+  } catch (const Error&) {
+    return std::current_exception();
+  } catch (...) {
+    return std::make_exception_ptr(to_error(std::current_exception()));
+  }
+}
+
 HandlePtr create(ObjectRequest request, const std::string& function,
                  std::optional<std::chrono::nanoseconds> limit) {
-  const auto timeout = request.agent->effective_timeout(limit);
+  const auto timeout = request.agent->outgoing_calls().effective_timeout(limit);
   const auto rrefs = rrefs_of(*request.agent);
   Lifetime& lifetime = rrefs->lifetime();
   const WorkerInfo& to = *request.to;
@@ -142,9 +152,10 @@ HandlePtr create(ObjectRequest request, const std::string& function,
   try {
     rrefs->record("reference created", id, function);
     request.message.attachment<OutgoingRefs>().create({id, timeout});
-    request.agent->start_call(to, function, std::chrono::nanoseconds(0), std::move(request.message),
-                              std::allocate_shared<PendingCreation>(
-                                  base::RecyclingAllocator<PendingCreation>(), rrefs, id));
+    request.agent->outgoing_calls().start_call(
+        to, function, std::chrono::nanoseconds(0), std::move(request.message),
+        std::allocate_shared<PendingCreation>(base::RecyclingAllocator<PendingCreation>(), rrefs,
+                                              id));
   } catch (...) {  // the request has not left
     const Error why = not_made(to_error(std::current_exception()), function, to);
     rrefs->perform(id.owner == lifetime.self() ? lifetime.resolve(id, nullptr, why)
@@ -192,7 +203,7 @@ base::UniqueFunction<void()> limit_wait(const Handle& handle,
                                         const std::shared_ptr<rpc::Agent>& agent,
                                         std::optional<std::chrono::nanoseconds> limit,
                                         base::UniqueFunction<void(const Error&)> on_timeout) {
-  const auto timeout = agent->effective_timeout(limit);
+  const auto timeout = agent->outgoing_calls().effective_timeout(limit);
   const auto deadline = base::deadline_or_none(timeout);
   if (deadline == rpc::Clock::time_point::max()) return nullptr;
   const auto rrefs = handle.rrefs();

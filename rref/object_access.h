@@ -104,11 +104,13 @@ void complete_by(const Promise<T>& promise, const Handle& handle,
       limit_wait(handle, agent, limit, [promise](const Error& error) { promise.set_error(error); });
   if (stop_timer) promise.future().on_ready(std::move(stop_timer));
 }
-// A future of the exception that is being handled, of whatever type it is.
+// The exception that is being handled: an Error as it is, another one as to_error() has it.
+[[nodiscard]] std::exception_ptr current_error() noexcept;
+// A future of it.
 template <class T>
 [[nodiscard]] Future<T> make_failed_future() {
   Promise<T> promise;
-  promise.set_exception(std::current_exception());
+  promise.set_exception(current_error());
   return promise.future();
 }
 

@@ -302,14 +302,8 @@ void ServedRequest::run() && {
   call->run_keeping(object, [request = std::move(*this)](rpc::OwnedObject value,
                                                          std::exception_ptr exception) mutable {
     if (!exception) return std::move(request).keep(std::move(value));
-    try {
-      std::rethrow_exception(exception);
-    } catch (const rpc::CallRefused& refused) {
-      request.call_->fail(refused);
-    } catch (...) {
-      // IncomingRefs::on_answer() makes it the object's outcome.
-      request.call_->fail_in_handler(exception);
-    }
+    // IncomingRefs::on_answer() makes it the object's outcome.
+    request.call_->fail_in_handler(exception);
   });
 }
 

@@ -117,8 +117,6 @@ template <class Make>
 rref::HandlePtr create_or_throw(Make&& make) {
   try {
     return make();
-  } catch (const Error&) {
-    throw;
   } catch (...) {
     throw to_error(std::current_exception());
   }
@@ -138,10 +136,8 @@ auto call_method(const rref::HandlePtr& handle, const rref::HandleUse& use, Args
       });
       return start_call<R>(request.agent, *request.to, function.name, use.timeout,
                            std::move(request.message));
-    } catch (const Error&) {
-      return rref::make_failed_future<R>();
     } catch (...) {
-      return make_failed<R>(to_error(std::current_exception()));
+      return rref::make_failed_future<R>();
     }
   } else {
     return Future<R>();
@@ -262,10 +258,8 @@ Future<T> fetch(const rref::HandlePtr& handle, const rref::HandleUse& use) {
         std::is_void_v<T> ? rref::begin_wait(handle, use, kName) : rref::begin_fetch(handle, use);
     return start_call<T>(request.agent, *request.to, kName, use.timeout,
                          std::move(request.message));
-  } catch (const Error&) {
-    return rref::make_failed_future<T>();
   } catch (...) {
-    return make_failed<T>(to_error(std::current_exception()));
+    return rref::make_failed_future<T>();
   }
 }
 

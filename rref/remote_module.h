@@ -217,9 +217,8 @@ class RemoteModule {
     return host_.template rpc_sync<&Host::state_dict>();
   }
   // Overwrites parameters and buffers in place, all or none. Throws Error(remote_exception) that
-  // lists by name what does not fit: different sizes, different dtypes and, if `strict`, names that
-  // are missing from `state` and names that the module does not have; otherwise those are left
-  // alone and returned. Waits.
+  // lists what does not fit: sizes, dtypes and, if `strict`, names that are missing or unknown;
+  // without it these names are returned. Waits.
   StateDifference load_state_dict(const std::map<std::string, at::Tensor>& state,
                                   bool strict = true) const {
     return host_.template rpc_sync<&Host::load_state_dict>(state, strict);

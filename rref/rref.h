@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <ostream>
 #include <string>
 #include <type_traits>
@@ -26,21 +25,16 @@ class Context;
 
 // A reference to an object of type T that lives on one worker, its owner. A value: copy it, send it
 // as an argument or result, keep it in structs. The object lives while any RRef to it exists in any
-// process or message, and is destroyed on the owner's user-function threads after the last one. An
-// RRef can be used immediately: requests about an object that is still being created wait, on its
-// owner, until it has been created. Errors: a request about an object whose creation failed fails
-// with that error; about an object whose owner is gone, with `disconnected` naming the owner and
-// its epoch; after this worker's shutdown, with `shutting_down`. Functions that return a future
-// report them through it. What a worker refers to that dies or leaves is given up when the world
-// has declared that; an RRef whose owner is gone may still be copied and sent.
+// process or message, and is destroyed on the owner's user-function threads after the last one.
+// Requests about an object that is still being created wait on its owner. They fail with the error
+// of a failed creation, with `disconnected` where the owner is gone, and with `shutting_down` after
+// this worker's shutdown; functions that return a future report errors through it.
 //
 // Where a remote function has a parameter T, an RRef<T> may be the argument of rpc_sync, rpc_async,
-// remote and notify, of a function or of a method: the callee gets a copy of the object, from its
-// owner and not through the caller, when it has been created, and the function runs after that. No
-// thread waits; the deadline of the call covers it; the object's errors become those of the call. T
-// must be sendable and copyable. Where the function runs on the owner itself it gets a copy of the
-// T: of a tensor that is another handle of the same memory, as to_here() gives it there, so do not
-// change it in place. (A constructor gets its arguments as they are: the RRef.)
+// remote and notify: the callee gets a copy of the object from its owner once it has been created,
+// within the deadline of the call and without a thread that waits. T must be sendable and copyable.
+// The owner itself gets a copy of the T: of a tensor another handle of the same memory, which it
+// does not change in place. (A constructor gets its arguments as they are: the RRef.)
 //
 // Thread contract: as std::shared_ptr; only methods that say so wait.
 template <class T>

@@ -1,7 +1,6 @@
 #include "stitch/rref/rref_list.h"
 
 #include <algorithm>
-#include <memory>
 
 #include "stitch/base/demangle.h"
 #include "stitch/rpc/agent/agent.h"

@@ -3,7 +3,6 @@
 #include <chrono>
 #include <cstddef>
 #include <memory>
-#include <utility>
 
 #include "stitch/base/event_loop.h"
 #include "stitch/base/mutex.h"

@@ -33,8 +33,6 @@ class BlockPool : public std::enable_shared_from_this<BlockPool> {
   BlockPool(std::size_t max_kept_bytes, base::UniqueFunction<void()> trim_later,
             std::size_t max_bytes = kUnlimited);
   ~BlockPool();
-  BlockPool(const BlockPool&) = delete;
-  BlockPool& operator=(const BlockPool&) = delete;
 
   // As an Allocator: uninitialised memory aligned to 64. Below kSmallest from the heap. Where the
   // system has none, the unused blocks go back to it first. Throws Error(overloaded).

@@ -4,7 +4,6 @@
 #include <memory>
 #include <optional>
 #include <unordered_set>
-#include <utility>
 #include <vector>
 
 #include "stitch/base/mutex.h"

@@ -25,10 +25,9 @@ namespace stitch::transport {
 class Connection;
 
 // Called once: without an error when a message has been passed on completely, with the error when
-// it never will be. The connection of an endpoint does not read its buffers any more then; a
-// session of rpc, which sends them again over the next connection, does until the peer has
-// acknowledged the message. Runs on a thread of the endpoint, on one inside help(), or inside
-// send(): the caller of send() holds no lock that it takes.
+// it never will be. An endpoint does not read its buffers any more then; a session of rpc does
+// until the peer has acknowledged it. On a thread of the endpoint, inside help() or send(): no lock
+// that it takes is held.
 using SendDone = base::UniqueFunction<void(const std::optional<Error>& error)>;
 
 // The callbacks of a connection's owner. Those of one connection run one at a time, on a thread of
@@ -45,11 +44,10 @@ struct ConnectionEvents {
   // those above 32 KiB. Without its buffers where the allocator had no memory (lacks_buffers()); an
   // endpoint that cannot do that ends the connection.
   std::function<void(const std::shared_ptr<Connection>&, Message)> on_message;
-  // Chooses the memory for a received buffer that is sent beside a frame; called for each in order,
-  // once the frame has arrived and before the buffer's bytes. Returns a Buffer of exactly `bytes`
-  // bytes on the CPU, or one without data for memory of EndpointOptions::allocator. Where it is
-  // empty, and in endpoints that have allocated by then (they do not call it), the allocator is
-  // used. Must not throw.
+  // Chooses the memory for a received buffer beside a frame, once the frame has arrived: a Buffer
+  // of exactly `bytes` bytes on the CPU, or one without data for that of
+  // EndpointOptions::allocator, which is used where this is empty, and by endpoints that allocate
+  // before. Must not throw.
   std::function<Buffer(const std::shared_ptr<Connection>&, const base::Bytes& frame,
                        std::size_t bytes)>
       place;
@@ -71,15 +69,13 @@ class Connection {
   // Queues a message; before on_open it waits for the handshake. `done` runs exactly once, also
   // after close.
   virtual void send(Message message, SendDone done) = 0;
-  // Called inside on_message with work that may block (a handler of the message): the reading
-  // thread does it itself after it has delivered all messages that have arrived, and another thread
-  // polls meanwhile. That saves a thread switch. False, and `work` is left as it is, where this is
-  // not possible.
+  // Called inside on_message with work that may block (a handler): the reading thread does it
+  // itself after it has delivered what has arrived, and another thread polls meanwhile. False, and
+  // `work` is untouched, where this is not possible.
   [[nodiscard]] virtual bool defer(DeferredWork& work) { return false; }
-  // Stops or resumes reading: a peer that sends more is slowed down once the transport's buffers
-  // are full. What has been read by then, up to about 512 KiB of small messages, is still
-  // delivered; so is everything once the peer has ended the connection. Endpoints that cannot pause
-  // keep reading.
+  // Stops or resumes reading: a peer that sends more is slowed down. What has been read by then, up
+  // to about 512 KiB of small messages, is still delivered, and everything once the peer has ended
+  // the connection. Endpoints that cannot pause keep reading.
   virtual void pause_reading(bool paused) {}
   // Whether nothing is read now for a reason on this side: the peer's silence proves nothing. Takes
   // no lock that is held while callbacks run.
@@ -144,10 +140,9 @@ class Endpoint {
   // Error(disconnected) naming the address.
   virtual std::shared_ptr<Connection> connect(const std::string& address,
                                               ConnectionEvents events) = 0;
-  // For a thread that waits until a message sets `done`: polls the endpoint itself, callbacks
-  // included, and sleeps in it, until then or until shortly before `deadline`; not while another
-  // thread does, nor once messages bring work for others. True when `done` is set; otherwise the
-  // caller sleeps as it would have. Any thread; does nothing inside a callback.
+  // For a thread that waits until a message sets `done`: polls the endpoint, callbacks included,
+  // and sleeps in it, until then or shortly before `deadline`, unless another thread does or
+  // messages bring work. Returns whether `done` is set. Any thread; does nothing inside a callback.
   virtual bool help(base::AwaitedFlag& done, std::chrono::steady_clock::time_point deadline) {
     return done.is_set();
   }

@@ -7,7 +7,6 @@
 #include <memory>
 #include <optional>
 #include <span>
-#include <string>
 
 #include "stitch/base/mutex.h"
 #include "stitch/base/task_thread.h"

@@ -22,11 +22,10 @@ namespace stitch::transport {
 [[nodiscard]] std::optional<Error> try_self_transfer(std::unique_ptr<Endpoint> endpoint,
                                                      std::chrono::milliseconds limit);
 
-// Whether the endpoint that `make` makes passes a self-transfer. A success is cached under `key`
-// for the life of the process, as it depends on this host only; a failure is not, as an address may
-// appear later. Failures are counted and reported on stderr with their reason, unless the last one
-// under this key had the same. `key` is the name of the transport up to its last space, then the
-// address. A trial takes milliseconds, five seconds when it hangs.
+// Whether the endpoint that `make` makes passes a self-transfer, which takes milliseconds, five
+// seconds when it hangs. A success is cached under `key` (transport, space, address) for the life
+// of the process; a failure is counted and reported on stderr unless the last one had the same
+// reason.
 [[nodiscard]] bool passes_once(const std::string& key,
                                const std::function<std::unique_ptr<Endpoint>()>& make);
 

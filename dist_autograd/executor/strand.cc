@@ -439,7 +439,7 @@ bool Strand::tell_next(StrandOwner& owner) {
 }
 
 template <class Call>
-void Strand::unlocked(Call&& call, std::uint32_t node) {
+void Strand::unlocked(Call&& call, const std::uint32_t& node) {
   mutex_.unlock();
   std::optional<Error> failure;
   try {
@@ -480,19 +480,14 @@ void Strand::tell_gradients(StrandOwner& owner) {
   telling_.swap(leaving_);
   gave_gradients_ = unsent_ = true;
   std::uint32_t node = Plan::kNone;
-  mutex_.unlock();
-  std::optional<Error> failure;
-  try {
+  const auto tell_all = [&] {
     for (Leaving& each : telling_) {
       node = each.node;
       owner.gradients_ready(plan_->recv(node), std::move(each.gradients), each.unreached);
     }
-  } catch (...) {
-    failure = failure_of(plan_->node(node));
-  }
+  };
+  unlocked(tell_all, node);
   telling_.clear();
-  mutex_.lock();
-  if (failure) fail(std::move(*failure), node);
 }
 
 // Those who use the gradients wait for these alone, but a step that changes parameters on the

@@ -34,10 +34,9 @@ using Executor = std::function<void(c10::Device, base::UniqueFunction<void()>)>;
 class StrandOwner {
  public:
   virtual ~StrandOwner() = default;
-  // A node is about to run, and gradients_ready() has been called before: send now what should not
-  // wait for it. False: that one does not begin, nor any other, until Strand::resume(), which may
-  // be called before this returns. Not asked for a node that becomes ready while another slice
-  // calls the owner.
+  // A node is about to run: what should not wait for it is to be sent now. False: no node begins
+  // until Strand::resume(), which may be called before this returns. Not asked for a node that
+  // becomes ready while another slice calls the owner.
   [[nodiscard]] virtual bool before_node() { return true; }
   // A recv node has its complete gradients, some of them perhaps undefined; `unreached`: those of
   // tensors that the roots do not depend on, perhaps all. If this throws, the node has failed.
@@ -74,8 +73,6 @@ class Strand : public std::enable_shared_from_this<Strand> {
   Strand(std::shared_ptr<const Plan> plan, RunFlags flags, std::shared_ptr<GradientStore> store,
          Executor executor, std::weak_ptr<StrandOwner> owner, at::ThreadLocalState state = {});
   ~Strand();
-  Strand(const Strand&) = delete;
-  Strand& operator=(const Strand&) = delete;
 
   // The gradient of root number `root` of the plan. REQUIRES: before start().
   void seed(std::size_t root, at::Tensor gradient) STITCH_EXCLUDES(mutex_);
@@ -156,9 +153,9 @@ class Strand : public std::enable_shared_from_this<Strand> {
   // Has what waits sent, where nothing is ready on a device: here, or by the slice that calls the
   // owner now. True if the lock was released.
   bool tell_partly_quiet(StrandOwner& owner) STITCH_REQUIRES(mutex_);
-  // Calls without the lock. What is thrown fails the pass; `node` is what it is about.
+  // Calls without the lock. What is thrown fails the pass; `node` is what it is about by then.
   template <class Call>
-  void unlocked(Call&& call, std::uint32_t node = Plan::kNone) STITCH_REQUIRES(mutex_);
+  void unlocked(Call&& call, const std::uint32_t& node = Plan::kNone) STITCH_REQUIRES(mutex_);
   // Of a thread that runs a node.
   void note_thread() STITCH_REQUIRES(mutex_);
   void run(std::uint32_t index) STITCH_REQUIRES(mutex_);

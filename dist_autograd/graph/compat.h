@@ -11,7 +11,6 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <memory>
-#include <string>
 #include <type_traits>
 #include <utility>
 

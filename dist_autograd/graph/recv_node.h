@@ -3,7 +3,6 @@
 #include <c10/core/Device.h>
 
 #include <cstddef>
-#include <memory>
 #include <optional>
 #include <string>
 #include <vector>

@@ -7,7 +7,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "stitch/base/event_loop.h"
@@ -76,35 +75,7 @@ class Agent final : public Runtime, public std::enable_shared_from_this<Agent> {
   void set_world(std::uint64_t world) noexcept { world_ = world; }
   [[nodiscard]] std::uint64_t world() const noexcept { return world_; }
 
-  // ---- making calls
-  // A request message with room for the CallHeader; an OutArchive over it appends the arguments.
-  [[nodiscard]] static OutMessage begin_request(std::uint64_t function_id) {
-    return OutgoingCalls::begin_request(function_id);
-  }
-  // The timeout of a call made now: the given one, or the default, limited by the deadline of this
-  // thread's execution context. Zero: none.
-  [[nodiscard]] std::chrono::nanoseconds effective_timeout(
-      std::optional<std::chrono::nanoseconds> timeout) const {
-    return outgoing_calls_.effective_timeout(timeout);
-  }
-  // Sends a request whose arguments are in `message` (see begin_request) and completes `pending`
-  // exactly once, also when sending fails; throws `shutting_down` only. `timeout` zero: none.
-  // Returns the call's id. `function` is the name of a registered function: it is not copied.
-  std::uint64_t start_call(const WorkerInfo& to, std::string_view function,
-                           std::chrono::nanoseconds timeout, OutMessage message,
-                           std::shared_ptr<PendingCall> pending) {
-    return outgoing_calls_.start_call(to, function, timeout, std::move(message),
-                                      std::move(pending));
-  }
-  // One-way: no answer, no pending call. A thread of the program waits for room until `timeout`
-  // (zero: without end); throws `overloaded` when there is none.
-  void start_notify(const WorkerInfo& to, std::string_view function,
-                    std::chrono::nanoseconds timeout, OutMessage message) {
-    outgoing_calls_.start_notify(to, function, timeout, std::move(message));
-  }
-  // Forgets a call and tells the callee. False if it had completed. Its PendingCall is not called
-  // any more.
-  bool abandon_call(std::uint64_t call_id) { return outgoing_calls_.abandon_call(call_id); }
+  // ---- waiting for answers
   // As Endpoint::help, while calls are outstanding.
   bool help(base::AwaitedFlag& done, Clock::time_point deadline) override;
   // The same, also while none is: for a thread that waits for other messages.
@@ -133,6 +104,10 @@ class Agent final : public Runtime, public std::enable_shared_from_this<Agent> {
   void send_control(const WorkerInfo& to, OutMessage message, transport::SendDone done = nullptr) {
     sender_.send(to, std::move(message), Sender::Traffic::control, std::move(done));
   }
+  // The same where nothing waits for the frame once the peer is lost or this worker has stopped.
+  void send_while_possible(const WorkerInfo& to, OutMessage message) noexcept {
+    sender_.send_while_possible(to, std::move(message));
+  }
   // Handles frames of `kind`, on reader threads. Before start(): in the extension's constructor.
   using FrameHandler = std::function<void(InMessage message)>;
   void set_frame_handler(std::uint16_t kind, FrameHandler handler) {
@@ -151,10 +126,8 @@ class Agent final : public Runtime, public std::enable_shared_from_this<Agent> {
                                                      base::UniqueFunction<void()> task) override;
   // Runs `task` on the thread that launches work on that device, or as post() where there is none.
   void post_for_device(c10::Device device, base::UniqueFunction<void()> task);
-  // As post(), for what a message has brought. Called while the message is handled, it has the
-  // thread that read it run `task` itself, like a request, once it has delivered all messages that
-  // have arrived: without a thread switch, and without keeping other messages waiting, also when
-  // `task` blocks.
+  // As post(), for what a message has brought: the thread that read the message runs `task` itself
+  // once it has delivered all messages that have arrived. `task` may block.
   void post_where_read(base::UniqueFunction<void()> task);
   // Runs `task` here under FreshTorchState.
   static void in_fresh_state(const std::function<void()>& task);
@@ -174,13 +147,10 @@ class Agent final : public Runtime, public std::enable_shared_from_this<Agent> {
   // ---- ending
   // This worker was declared dead: all its calls fail with `error` from now on.
   void fence(const Error& error);
-  // Shuts down. Graceful: first waits until every live worker shuts down too (at most `wait`, where
-  // that is given) and nothing is in flight anywhere; in an elastic world until this worker has
-  // nothing to do, then leaves. Once no worker is waited for, ends everything here, at most a
-  // second after `timeout`, whatever its threads do; returns the error that made it less than
-  // graceful, if any. A second call waits for the end of the first, with the same limits, and does
-  // nothing else; it returns an error when the first still runs then. Throws what why_not_here()
-  // returns, before doing anything.
+  // Shuts down. Graceful: in a fixed world waits until every live worker shuts down too (at most
+  // `wait`) and nothing is in flight, in an elastic one until this worker has nothing to do. Then
+  // ends everything here within `timeout` and a second; returns the error that made it less than
+  // graceful. A second call waits for the end of the first. Throws what why_not_here() returns.
   std::optional<Error> shutdown(bool graceful, std::chrono::nanoseconds timeout,
                                 std::optional<std::chrono::nanoseconds> wait = std::nullopt);
   // Why shutdown() must not be called on this thread, for which it would wait; nothing if it may.
@@ -232,16 +202,11 @@ class Agent final : public Runtime, public std::enable_shared_from_this<Agent> {
                    std::uint64_t call_id);
   void on_arrived(const std::shared_ptr<transport::Connection>& connection, InMessage&& message,
                   std::uint64_t call_id, const std::optional<Error>& failure);
-  // Runs `handle`; what it throws fails the call of the message or ends its connection.
-  template <class Handle>
-  void guarded(const std::shared_ptr<transport::Connection>& connection, const WorkerInfo& from,
-               std::uint16_t kind, std::uint64_t call_id, Handle&& handle);
   // The exception that is being handled ends the message's call or its connection.
   void on_failed_message(const std::shared_ptr<transport::Connection>& connection,
                          const WorkerInfo& from, std::uint16_t kind, std::uint64_t call_id);
   void route(const std::shared_ptr<transport::Connection>& connection, InMessage&& message);
-  // Fails the call of a message that could not be handled, out of memory for example. False if
-  // there is none, or if that fails too.
+  // Fails the call of a message that could not be handled. False if there is none.
   [[nodiscard]] bool fail_call_of(const std::shared_ptr<transport::Connection>& connection,
                                   const WorkerInfo& from, std::uint16_t kind, std::uint64_t call_id,
                                   const Error& error) noexcept;

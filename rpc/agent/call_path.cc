@@ -17,26 +17,29 @@ void throw_if_stopped(const std::shared_ptr<Agent>& agent) { agent->throw_if_sto
 
 const PeerTable& peers_of(const std::shared_ptr<Agent>& agent) { return agent->peers(); }
 
-OutMessage begin_request(std::uint64_t function_id) { return Agent::begin_request(function_id); }
+OutMessage begin_request(std::uint64_t function_id) {
+  return OutgoingCalls::begin_request(function_id);
+}
 
 std::chrono::nanoseconds effective_timeout(const std::shared_ptr<Agent>& agent,
                                            std::optional<std::chrono::nanoseconds> timeout) {
-  return agent->effective_timeout(timeout);
+  return agent->outgoing_calls().effective_timeout(timeout);
 }
 
 std::uint64_t start_call(const std::shared_ptr<Agent>& agent, const WorkerInfo& to,
                          std::string_view function, std::chrono::nanoseconds timeout,
                          OutMessage message, std::shared_ptr<PendingCall> pending) {
-  return agent->start_call(to, function, timeout, std::move(message), std::move(pending));
+  return agent->outgoing_calls().start_call(to, function, timeout, std::move(message),
+                                            std::move(pending));
 }
 
 void start_notify(const std::shared_ptr<Agent>& agent, const WorkerInfo& to,
                   std::string_view function, std::chrono::nanoseconds timeout, OutMessage message) {
-  agent->start_notify(to, function, timeout, std::move(message));
+  agent->outgoing_calls().start_notify(to, function, timeout, std::move(message));
 }
 
 void abandon_call(const std::weak_ptr<Agent>& agent, std::uint64_t call_id) {
-  if (const auto alive = agent.lock()) alive->abandon_call(call_id);
+  if (const auto alive = agent.lock()) alive->outgoing_calls().abandon_call(call_id);
 }
 
 AnswerWaitScope::AnswerWaitScope() noexcept : outer_(base::AnswerWait::set(true)) {}

@@ -1,6 +1,5 @@
 #include "stitch/rpc/agent/call_table.h"
 
-#include <algorithm>
 #include <iterator>
 #include <utility>
 
@@ -125,11 +124,6 @@ CallTable::Expired CallTable::take_expired(Clock::time_point now) noexcept {
   return expired;
 }
 
-CallTable::Clock::time_point CallTable::first_expiry() const {
-  base::MutexLock lock(mutex_);
-  return deadlines_.first_deadline();
-}
-
 namespace {
 
 std::string call_text(const OutstandingCall& call) {
@@ -155,11 +149,7 @@ Error about(const OutstandingCall& call, const Error& cause, const std::string& 
 }
 
 void complete_with_error(const OutstandingCall& call, const Error& error) noexcept {
-  try {
-    call.pending->on_error(error);
-  } catch (...) {
-    // Of a callback of the program.
-  }
+  call.pending->on_error(error);
 }
 
 }  // namespace stitch::rpc

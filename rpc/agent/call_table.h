@@ -91,8 +91,6 @@ class CallTable {
     Clock::time_point next = Clock::time_point::max();
   };
   [[nodiscard]] Expired take_expired(Clock::time_point now) noexcept STITCH_EXCLUDES(mutex_);
-  // When the first of them expires().
-  [[nodiscard]] Clock::time_point first_expiry() const STITCH_EXCLUDES(mutex_);
   [[nodiscard]] std::size_t size() const noexcept { return size_.load(std::memory_order_relaxed); }
 
  private:

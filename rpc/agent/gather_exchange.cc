@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <functional>
 #include <iterator>
 #include <string_view>
 #include <utility>
@@ -77,20 +76,6 @@ GatherExchange::Set& GatherExchange::set_of(const std::string& names,
   return sets_.try_emplace(names, Set{lives}).first->second;
 }
 
-void GatherExchange::note_given_up(const WorkerInfo& from, const std::string& key) noexcept {
-  GivenUp& given_up = given_up_[from.id];
-  if (given_up.epoch != from.epoch) given_up = GivenUp{from.epoch};
-  given_up.keys[given_up.count++ % GivenUp::kMax] = std::hash<std::string>{}(key);
-}
-
-bool GatherExchange::has_given_up(const WorkerInfo& from, std::size_t key_hash) const noexcept {
-  const auto found = given_up_.find(from.id);
-  if (found == given_up_.end() || found->second.epoch != from.epoch) return false;
-  const auto& keys = found->second.keys;
-  const auto* const end = keys.data() + std::min(found->second.count, GivenUp::kMax);
-  return std::find(keys.data(), end, key_hash) != end;
-}
-
 void GatherExchange::fail(Fetches& fetches, const Error& why) noexcept {
   for (const Fetch& fetch : fetches) fetch.promise.set_error(why);
 }
@@ -120,12 +105,6 @@ std::string GatherExchange::post(const std::vector<WorkerInfo>& lives, OwnedObje
     contribution.left = std::move(others);
     contribution.over = over;
     for (const Fetch& fetch : waiting) erase_life(contribution.left, fetch.from);
-    if (!given_up_.empty()) {
-      const std::size_t hash = std::hash<std::string>{}(key);
-      std::erase_if(contribution.left,
-                    [&](const WorkerInfo& each)
-                        STITCH_NO_THREAD_SAFETY_ANALYSIS { return has_given_up(each, hash); });
-    }
     kept = !contribution.done();
     drop_if_done(at, dropped);
   }
@@ -197,7 +176,6 @@ void GatherExchange::stop_waiting(const std::string& key, std::uint64_t wait) no
     Fetches& waiting = at->second.waiting;
     const auto fetch = std::ranges::find(waiting, wait, &Fetch::number);
     if (fetch == waiting.end()) return;
-    note_given_up(fetch->from, key);
     stopped.splice(stopped.end(), waiting, fetch);
     drop_if_done(at, dropped);
   }
@@ -223,8 +201,6 @@ void GatherExchange::on_lost(const WorkerInfo& life) noexcept {
                    return same_life(each, life);
                  });
     }
-    const auto found = given_up_.find(life.id);
-    if (found != given_up_.end() && found->second.epoch == life.epoch) given_up_.erase(found);
   }
   fail(stopped, stopped_);
 }

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -21,10 +20,10 @@
 namespace stitch::rpc {
 
 // Publishes this worker's contributions to barriers and all_gathers (gatherings); the other
-// participants fetch them. A contribution is erased once each of them has fetched it, has given up
-// or is lost, or when its time is over, since a gathering may fail for some; what waits for one is
-// erased when its caller stops waiting or is lost. Thread contract: any thread; futures are
-// completed, and values destroyed, without a lock.
+// participants fetch them. A contribution is erased once each of them has fetched it or is lost, or
+// when its time is over, since a gathering may fail for some; what waits for one is erased when its
+// caller stops waiting or is lost. Thread contract: any thread; futures are completed, and values
+// destroyed, without a lock.
 class GatherExchange {
  public:
   using Clock = std::chrono::steady_clock;
@@ -95,23 +94,11 @@ class GatherExchange {
   // Sets of workers that one was lost of are remembered so long, so that those left agree on the
   // number of the next gathering, and not longer: names of an elastic world may never come back.
   static constexpr int kSetsKept = 64;
-  // Gatherings that a caller has given up before this worker has come to them, as hashes of their
-  // keys: it fetches nothing there. The oldest is overwritten first.
-  struct GivenUp {
-    static constexpr std::size_t kMax = 64;
-    std::uint64_t epoch = 0;  // of the caller
-    std::size_t count = 0;    // so far
-    std::array<std::size_t, kMax> keys{};
-  };
   // Moves it to `dropped` if it is needed no more, and returns the next one.
   Contributions::iterator drop_if_done(Contributions::iterator at, Contributions& dropped) noexcept
       STITCH_REQUIRES(mutex_);
   // Made with its first gathering; forgets those of lives that others of these have followed.
   Set& set_of(const std::string& names, const std::vector<WorkerInfo>& lives)
-      STITCH_REQUIRES(mutex_);
-  void note_given_up(const WorkerInfo& from, const std::string& key) noexcept
-      STITCH_REQUIRES(mutex_);
-  [[nodiscard]] bool has_given_up(const WorkerInfo& from, std::size_t key_hash) const noexcept
       STITCH_REQUIRES(mutex_);
   static void fail(Fetches& fetches, const Error& why) noexcept;
 
@@ -123,7 +110,6 @@ class GatherExchange {
   std::optional<Error> leaving_ STITCH_GUARDED_BY(mutex_);
   std::map<std::string, Set> sets_ STITCH_GUARDED_BY(mutex_);
   Contributions contributions_ STITCH_GUARDED_BY(mutex_);
-  std::map<WorkerId, GivenUp> given_up_ STITCH_GUARDED_BY(mutex_);
   std::uint64_t fetches_ STITCH_GUARDED_BY(mutex_) = 0;  // that had to wait, so far
 };
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <exception>
 #include <utility>
 
 #include "stitch/base/byte_io.h"
@@ -44,24 +43,14 @@ void GracefulShutdown::send(const WorkerInfo& to, const ShutdownProtocol::Messag
   out.write(status.sent);
   out.write(status.received);
   out.write(status.lost);
-  try {
-    agent_.send_control(to, std::move(message));
-  } catch (const Error&) {
-    // The peer is lost.
-  }
+  agent_.send_while_possible(to, std::move(message));
 }
 
 void GracefulShutdown::tell_that_all_leave(steady_clock::time_point limit) noexcept {
   // The others may have the same limit, and wait for GO.
   const auto now = steady_clock::now();
   const auto deadline = now + std::max(limit - now, steady_clock::duration::zero()) / 2;
-  agent_.for_each_extension([&](Extension& extension) {
-    try {
-      extension.on_all_leave(deadline);
-    } catch (const std::exception&) {
-      // It leaves all the same.
-    }
-  });
+  agent_.for_each_extension([&](Extension& extension) { extension.on_all_leave(deadline); });
 }
 
 void GracefulShutdown::carry_out(const ShutdownProtocol::Effects& effects, const Lives& lives) {

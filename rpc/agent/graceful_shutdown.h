@@ -23,11 +23,10 @@ class GracefulShutdown {
  public:
   explicit GracefulShutdown(Agent& agent);
 
-  // Takes part until GO, or a limit: for the others to call shutdown `wait`, and `limit` from a
-  // stop signal on; `limit` for the end once all have. Says once, on stderr, for whom it waits,
-  // when that has taken `limit`. The error names the workers that were waited for. Calls
-  // Extension::on_all_leave() once all have agreed, on the leader before the others are told: where
-  // this has returned without an error, that has been done.
+  // Takes part until GO: at most until `wait` for the others to call shutdown, and for `limit` from
+  // a stop signal on or once all have. After `limit` it says once, on stderr, the names of the
+  // workers that it waits for, as the error does. Calls Extension::on_all_leave() once all have
+  // agreed.
   std::optional<Error> run(std::chrono::steady_clock::time_point wait,
                            std::chrono::nanoseconds limit) STITCH_EXCLUDES(mutex_);
   // As ShutdownProtocol::deadline().

@@ -2,24 +2,17 @@
 
 #include <pthread.h>
 
-#include <system_error>
 #include <utility>
 
 #include "stitch/base/callback_scope.h"
-#include "stitch/base/error.h"
 #include "stitch/base/signals.h"
 
 namespace stitch::rpc {
 
 void Heartbeats::start(std::chrono::nanoseconds interval, std::function<void()> beat) {
   base::MutexLock lock(join_mutex_);
-  try {
-    const base::SignalsBlocked blocked;  // the thread inherits that
-    thread_ = std::thread([this, interval, beat = std::move(beat)] { run(interval, beat); });
-  } catch (const std::system_error& error) {
-    throw Error(ErrorCode::overloaded,
-                "thread that sends heartbeats cannot be started: " + error.code().message());
-  }
+  const base::SignalsBlocked blocked;  // the thread inherits that
+  thread_ = std::thread([this, interval, beat = std::move(beat)] { run(interval, beat); });
 }
 
 void Heartbeats::stop() noexcept {

@@ -15,8 +15,6 @@ class Heartbeats {
  public:
   Heartbeats() = default;
   ~Heartbeats() { stop(); }
-  Heartbeats(const Heartbeats&) = delete;
-  Heartbeats& operator=(const Heartbeats&) = delete;
 
   // Calls `beat`, which neither blocks nor throws, each `interval` from now on.
   void start(std::chrono::nanoseconds interval, std::function<void()> beat);

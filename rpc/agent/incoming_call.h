@@ -40,8 +40,6 @@ class IncomingCall : public std::enable_shared_from_this<IncomingCall> {
   IncomingCall(std::shared_ptr<Agent> agent, std::shared_ptr<transport::Connection> connection,
                InMessage message, const CallHeader& header, bool one_clock);
   ~IncomingCall();
-  IncomingCall(const IncomingCall&) = delete;
-  IncomingCall& operator=(const IncomingCall&) = delete;
 
   [[nodiscard]] Agent& agent() noexcept { return *agent_; }
   [[nodiscard]] const WorkerInfo& caller() const noexcept { return message_.from; }

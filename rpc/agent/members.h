@@ -38,8 +38,6 @@ struct Member {
 struct Life {
   Life(Member its_member, Life* former);
   ~Life();
-  Life(const Life&) = delete;
-  Life& operator=(const Life&) = delete;
 
   [[nodiscard]] const WorkerInfo& info() const noexcept { return member.info; }
 
@@ -67,8 +65,6 @@ class Members {
  public:
   Members() = default;
   ~Members();
-  Members(const Members&) = delete;
-  Members& operator=(const Members&) = delete;
 
   // Called once a life is complete, before other threads see it.
   using Complete = std::function<void(Life&)>;

@@ -37,12 +37,10 @@ class MembershipService {
   [[nodiscard]] std::chrono::nanoseconds heartbeat_interval() const;
   // The first tick follows. Needs the peers.
   void begin_ticks();
-  // Makes this worker known to all live members of the world that set_hooks() has described, and
-  // takes in what they know. Returns nothing then; else the refusal of a member that knows a life
-  // of this worker, `lives[0]`, whose epoch is not below this one's: with a later epoch it may
-  // join. Blocks. Throws Error(disconnected) when no member can be reached, Error(already_exists)
-  // or Error(invalid_argument) with the reason of any other refusal, Error(timeout) at the
-  // deadline.
+  // Makes this worker known to all live members of the world of set_hooks(), and takes in what they
+  // know. Returns nothing then; else the refusal of a member that knows a later life, `lives[0]`:
+  // with a later epoch it may join. Blocks. Throws Error: disconnected when no member can be
+  // reached, already_exists or invalid_argument for any other refusal, timeout.
   [[nodiscard]] std::optional<Notice> join(std::chrono::steady_clock::time_point deadline)
       STITCH_EXCLUDES(mutex_);
   // Whether a member of that world answers. This worker remains none. Blocks. Throws

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <string>
 #include <utility>
 
 #include "stitch/base/answer_wait.h"
@@ -182,15 +183,11 @@ void OutgoingCalls::send_request(const WorkerInfo& to, Sender::LaidOut&& out, st
 // What is in flight keeps the agent alive, and with it this.
 void OutgoingCalls::transmit(const WorkerInfo& to, Sender::LaidOut&& out, std::uint64_t id,
                              const TimeLeft& time) noexcept {
-  try {
-    complete_header(out.message, id, time);
-    out.attachments.begin(out.message.frame);
-    sender_.transmit(
-        to, nullptr, std::move(out),
-        [this, id](const std::optional<Error>& error) { on_request_sent(id, error); }, id);
-  } catch (...) {
-    fail_call(id, to_error(std::current_exception()), "was not made: ");
-  }
+  complete_header(out.message, id, time);
+  out.attachments.begin(out.message.frame);
+  sender_.transmit(
+      to, nullptr, std::move(out),
+      [this, id](const std::optional<Error>& error) { on_request_sent(id, error); }, id);
 }
 
 Error OutgoingCalls::full(const WorkerInfo& peer) {
@@ -235,11 +232,7 @@ void OutgoingCalls::start_notify(const WorkerInfo& to, std::string_view function
       table_.new_id(), bytes,
       [this, &peer = life.info(), bytes, room = std::move(room), out = std::move(out)]() mutable {
         room.release();
-        try {
-          transmit_one_way(peer, bytes, std::move(out));
-        } catch (const std::exception&) {
-          // A one-way call has no answer; its room has been given back.
-        }
+        transmit_one_way(peer, bytes, std::move(out));
         return true;
       });
 }
@@ -299,16 +292,11 @@ void OutgoingCalls::fail_call(std::uint64_t call_id, const Error& error, const c
   }
 }
 
-// What cannot be sent, out of memory for example, is left out: the callee of a call that is not
-// cancelled continues until its deadline.
 void OutgoingCalls::send_number(const WorkerInfo& to, std::uint16_t kind,
                                 std::uint64_t number) noexcept {
-  try {
-    OutMessage message(kind);
-    base::ByteWriter(message.frame.body()).write(number);
-    sender_.send(to, std::move(message), Sender::Traffic::control, nullptr);
-  } catch (const std::exception&) {
-  }
+  OutMessage message(kind);
+  base::ByteWriter(message.frame.body()).write(number);
+  sender_.send_while_possible(to, std::move(message));
 }
 
 transport::Buffer OutgoingCalls::place(const WorkerInfo& from, const base::Bytes& frame,
@@ -400,6 +388,86 @@ void OutgoingCalls::complete_call(const OutstandingCall& call, InMessage& messag
 void OutgoingCalls::fail_answered(std::uint64_t call_id, const WorkerInfo& from,
                                   const Error& error) {
   if (const auto call = table_.take(call_id, from)) fail(*call, error, "failed: ");
+}
+
+// ---- the end of calls without an answer
+
+bool OutgoingCalls::abandon_call(std::uint64_t call_id) {
+  if (state_.forked()) return false;
+  auto call = table_.take(call_id);
+  if (!call) return false;
+  note("call cancelled", *call);
+  if (leave_flow(*call)) send_cancel(*call->to, call_id);
+  return true;
+}
+
+// Whether it had been sent.
+bool OutgoingCalls::leave_flow(OutstandingCall& call) noexcept {
+  if (!call.begun) call.budget->drop(call.id);
+  call.room.end();
+  return call.begun;
+}
+
+void OutgoingCalls::on_peer_lost(const WorkerInfo& peer, const Error& reason) {
+  const auto calls = table_.take_all(&peer);
+  sender_.flow(peer).give_up();
+  for (const OutstandingCall& call : calls) {
+    note("call failed: peer lost", call);
+    complete_with_error(call, about(call, Error(ErrorCode::disconnected, ""),
+                                    std::string("failed: the worker is gone: ") + reason.what()));
+  }
+}
+
+std::uint64_t OutgoingCalls::unhandled() {
+  std::uint64_t pending = 0;
+  peers_->for_each([&](const Life& life) {
+    if (peers_->lost(life.info())) return;
+    PeerFlow& flow = sender_.flow(life.info());
+    ask_room(life.info(), flow.one_way.to_ask());
+    const auto numbers = flow.budget.numbers();
+    pending += numbers.calls + numbers.waiting;
+  });
+  return pending;
+}
+
+void OutgoingCalls::stop() {
+  const auto calls = table_.take_all(nullptr);
+  sender_.give_up_all();
+  for (const OutstandingCall& call : calls)
+    complete_with_error(call, about(call, Error(ErrorCode::shutting_down, ""),
+                                    "failed: this worker is shutting down"));
+}
+
+void OutgoingCalls::expire() {
+  completing_.fetch_add(1);  // before they leave the table: see busy()
+  auto expired = table_.take_expired(Clock::now());
+  watch_->watch(expired.next);
+  if (expired.calls.empty()) {
+    completing_.fetch_sub(1);
+    return;
+  }
+  for (OutstandingCall& call : expired.calls) {
+    note("call timed out", call);
+    if (leave_flow(call)) send_cancel(*call.to, call.id);
+  }
+  if (on_timeout_) on_timeout_(expired.calls);
+  base::UniqueFunction<void()> complete = [this, alive = std::shared_ptr<Runtime>(owner_),
+                                           calls = std::move(expired.calls)] {
+    for (const OutstandingCall& call : calls) {
+      complete_with_error(
+          call, about(call, Error(ErrorCode::timeout, ""), timed_out_after(call) + known_of(call)));
+    }
+    completing_.fetch_sub(1);
+  };
+  // Never queued behind handlers, which may be waiting for these calls.
+  if (!pool_.post_if_free(complete)) callbacks_->run(std::move(complete));
+}
+
+std::string OutgoingCalls::known_of(const OutstandingCall& call) const {
+  std::string text = peers_->condition(*call.to) + "; the request ";
+  if (!call.begun) return text + "waits for room";
+  if (!call.queued || call.sent) return text + "was sent";
+  return text + (peers_->connected(*call.to) ? "is being written" : "waits for a connection");
 }
 
 }  // namespace stitch::rpc

@@ -44,15 +44,25 @@ class OutgoingCalls {
   void start(const std::shared_ptr<Runtime>& owner, PeerTable& peers,
              const std::shared_ptr<base::EventLoop>& loop, StopCallbacks& callbacks);
 
-  // ---- making calls: see Agent
+  // ---- making calls
+  // A request message with room for the CallHeader; an OutArchive over it appends the arguments.
   [[nodiscard]] static OutMessage begin_request(std::uint64_t function_id);
+  // The timeout of a call made now: the given one, or the default, limited by the deadline of this
+  // thread's execution context. Zero: none.
   [[nodiscard]] std::chrono::nanoseconds effective_timeout(
       std::optional<std::chrono::nanoseconds> timeout) const;
+  // Sends a request whose arguments are in `message` (see begin_request) and completes `pending`
+  // exactly once, also when sending fails; throws `shutting_down` only. `timeout` zero: none.
+  // Returns the call's id. `function` is the name of a registered function: it is not copied.
   std::uint64_t start_call(const WorkerInfo& to, std::string_view function,
                            std::chrono::nanoseconds timeout, OutMessage&& message,
                            std::shared_ptr<PendingCall> pending);
+  // One-way: no answer, no pending call. A thread of the program waits for room until `timeout`
+  // (zero: without end); throws `overloaded` when there is none.
   void start_notify(const WorkerInfo& to, std::string_view function,
                     std::chrono::nanoseconds timeout, OutMessage message);
+  // Forgets a call and tells the callee. False if it had completed. Its PendingCall is not called
+  // any more.
   bool abandon_call(std::uint64_t call_id);
 
   // ---- how calls end

@@ -1,8 +1,10 @@
+// One file, though long: the steps of a connection, from an attempt to its end, are one protocol.
 #include "stitch/rpc/agent/peer.h"
 
 #include <algorithm>
 #include <utility>
 
+#include "stitch/base/name_list.h"
 #include "stitch/rpc/message/life_text.h"
 
 namespace stitch::rpc {
@@ -259,6 +261,272 @@ void Peer::close(const Error& reason, Effects& effects) {
   spare_.reset();
   successor_.reset();
   lost_ = reason;
+}
+
+// ---- attempts to connect, their time limits, and the end of a connection
+
+namespace {
+
+// So long at least a first connection is tried after the first failure, where less is allowed for
+// one that broke.
+constexpr std::chrono::seconds kMinConnectTime{1};
+constexpr std::chrono::milliseconds kMinRetryDelay{10};
+constexpr std::chrono::milliseconds kMaxRetryDelay{200};
+// Timers may fire that much early.
+constexpr std::chrono::milliseconds kTimerSlack{1};
+// Of an offer beside a bound connection, which a peer that needs none does not answer.
+constexpr std::chrono::milliseconds kOfferTimeout{1000};
+// Before the first connection: of an offer, and of this worker's attempt once it is open. The
+// worker with the lower id answers only when its own attempt has failed, within the handshake's
+// time limit.
+constexpr std::chrono::seconds kStepTimeout{5};
+constexpr std::chrono::seconds kFirstStepTimeout{15};
+// So long at least is tried what replaces a broken connection, and so long at most.
+constexpr std::chrono::milliseconds kMinAttemptTime{300};
+constexpr std::chrono::seconds kMaxAttemptTime{10};
+// After so many breaks within a second others are not replaced at once.
+constexpr int kFreeBreaks = 8;
+constexpr std::chrono::seconds kBreaksWithin{1};
+// So many connections in a row that end so soon, and bring nothing: something ends each of them.
+constexpr int kMaxFruitless = 32;
+constexpr std::chrono::milliseconds kFruitlessWithin{100};
+
+// Whether the peer, or this worker's own endpoint, has refused: a retry would change nothing.
+bool is_refusal(const Error& error) {
+  switch (error.code()) {
+    case ErrorCode::unauthenticated:
+    case ErrorCode::protocol:
+    case ErrorCode::invalid_argument:
+    case ErrorCode::unimplemented:
+    case ErrorCode::shutting_down:
+      return true;
+    default:
+      return false;
+  }
+}
+
+std::string milliseconds(Peer::Clock::duration duration) {
+  return std::to_string(std::chrono::duration_cast<std::chrono::milliseconds>(duration).count()) +
+         " ms";
+}
+
+}  // namespace
+
+// ---- the end of connections
+
+void Peer::on_closed(const PeerConnectionPtr& closed, const Error& reason, bool no_process_listens,
+                     Effects& effects) {
+  if (closed == bound_) {
+    on_broken(reason, effects);
+  } else if (closed == own_) {
+    on_attempt_failed(*closed, reason, no_process_listens, effects);
+  } else if (closed == spare_) {
+    spare_.reset();
+  } else if (closed == successor_) {
+    successor_.reset();
+    offer_spare(effects);
+  } else if (closed == offered_) {
+    offered_.reset();
+    // The peer was alive to offer it: earlier failures say nothing about it any more.
+    failure_.reset();
+    retry_delay_ = {};
+    offer_spare(effects);
+    if (broken_ || life_.session->awaits(Unacknowledged::any)) connect(effects);
+  }
+}
+
+void Peer::on_broken(const Error& reason, Effects& effects) {
+  effects.detach = life_.session;
+  effects.detach_from = bound_->connection;
+  bound_.reset();
+  if (given_up_) return lose(*given_up_, effects);
+  const auto now = now_();
+  const bool brought = life_.session->progress() != progress_;
+  fruitless_ = brought || now - bound_since_ >= kFruitlessWithin ? 0 : fruitless_ + 1;
+  // A peer that breaks the rules would do so again.
+  if (closing_ || grace_ <= Clock::duration::zero() || is_self() ||
+      reason.code() == ErrorCode::protocol || fruitless_ > kMaxFruitless)
+    return lose(reason, effects);
+  broken_ = Broken{reason, now};
+  failure_.reset();
+  for (Address& address : addresses_) address.abandoned = false;
+  if (successor_) return use(std::exchange(successor_, nullptr), successor_received_, effects);
+  if (grace_ < Clock::time_point::max() - now) effects.timers.push_back(now + grace_);
+  offer_spare(effects);
+  if (offered_) effects.timers.push_back(offered_until());
+  if (now - first_break_ > kBreaksWithin) {
+    first_break_ = now;
+    breaks_ = 0;
+  }
+  if (++breaks_ > kFreeBreaks) {
+    retry_later(std::min<Clock::duration>(kMinRetryDelay * (breaks_ - kFreeBreaks), kMaxRetryDelay),
+                effects);
+  } else {
+    connect(effects);
+  }
+}
+
+void Peer::lose_broken(const std::string& why, Effects& effects) {
+  std::string text = stitch::to_string(info()) + " epoch " + std::to_string(info().epoch) + ": " +
+                     broken_->reason.what() + "; " + why;
+  if (failure_) {
+    text += std::string(": ") + failure_->what();
+  } else if (own_) {
+    text += ": " + addresses_[own_->address].text + " has not answered yet";
+  } else if (offered_ && offered_->connection) {
+    text += ": over " + offered_->connection->describe() + ", which it has opened, nothing comes";
+  } else {
+    std::vector<std::string> texts;
+    for (const Address& address : addresses_) texts.push_back(address.text);
+    text += ": its addresses are " + base::join_names(texts);
+  }
+  lose(Error(ErrorCode::disconnected, std::move(text)), effects);
+}
+
+Peer::Clock::duration Peer::attempt_time() const noexcept {
+  return std::clamp<Clock::duration>(grace_ / 3, kMinAttemptTime, kMaxAttemptTime);
+}
+
+Peer::Clock::time_point Peer::own_until() const noexcept {
+  const bool open = own_->peer != nullptr;
+  // Until then the worker with the lower id, which decides, may be trying by itself.
+  const bool patient = open && !own_->accepted && info().id < self_;
+  if (broken_) return own_since_ + attempt_time() * (patient ? 2 : 1);
+  if (!open) return Clock::time_point::max();  // the handshake has its own limit
+  return own_since_ + (own_->accepted ? kStepTimeout : kFirstStepTimeout);
+}
+
+Peer::Clock::time_point Peer::offered_until() const noexcept {
+  if (broken_ && !bound_) return offered_since_ + attempt_time();
+  return offered_since_ + (bound_ || spare_ ? Clock::duration(kOfferTimeout) : kStepTimeout);
+}
+
+void Peer::on_timer(Effects& effects) {
+  if (lost_) return;
+  const auto now = now_() + kTimerSlack;
+  if (broken_ && !bound_ && now - broken_->since >= grace_)
+    return lose_broken("no other was made within " + milliseconds(grace_), effects);
+  // What does not answer must not take the time of the others.
+  if (own_ && own_->connection && now >= own_until()) {
+    const Error late(ErrorCode::disconnected, addresses_[own_->address].text + " does not answer");
+    effects.close.emplace_back(own_->connection, late);
+  }
+  if (offered_ && now >= offered_until()) {
+    drop(offered_, "the peer did not answer", effects);
+    if (!own_ || info().id < self_) offer_spare(effects);
+    if (!bound_ && (broken_ || life_.session->awaits(Unacknowledged::any))) connect(effects);
+  }
+  if (retry_scheduled_ && now >= retry_at_) {
+    retry_scheduled_ = false;
+    connect(effects);
+  }
+}
+
+// ---- attempts
+
+void Peer::connect(Effects& effects) {
+  if (std::exchange(tentative_, false)) begin_anew();  // the time limit, too
+  if (lost_ || bound_ || own_ || offered_ || successor_ || retry_scheduled_) return;
+  try_next(0, effects);
+}
+
+void Peer::try_to_connect(Effects& effects) {
+  if (lost_ || has_session_ || is_trying()) return;
+  tentative_ = true;
+  begin_anew();
+  try_next(0, effects);
+}
+
+void Peer::begin_anew() {
+  failure_.reset();
+  for (Address& address : addresses_) {
+    address.abandoned = false;
+    address.refusal.clear();
+  }
+}
+
+void Peer::try_next(std::size_t first, Effects& effects) {
+  for (std::size_t i = first; i < addresses_.size(); ++i) {
+    if (!addresses_[i].worth_trying()) continue;
+    own_ = std::make_shared<PeerConnection>();
+    own_->target = &life_;
+    own_->address = i;
+    effects.connect = own_;
+    own_since_ = now_();
+    if (broken_) effects.timers.push_back(own_until());
+    return;
+  }
+  retry_or_lose(effects);
+}
+
+void Peer::retry_or_lose(Effects& effects) {
+  bool worth_trying = false;
+  std::vector<std::string> tried;
+  std::string refused;
+  for (const Address& address : addresses_) {
+    tried.push_back(address.text);
+    worth_trying = worth_trying || address.worth_trying();
+    if (!address.refusal.empty()) refused += "; " + address.refusal;
+  }
+  if (!failure_ && refused.empty()) {
+    // No address was tried: that does not mean that the worker is gone.
+    if (tentative_) return;
+    effects.fail_waiting =
+        Error(ErrorCode::disconnected, to_string(info()) +
+                                           " cannot be reached: no transport here for its "
+                                           "addresses " +
+                                           base::join_names(tried))
+            .with_worker(info().name);
+    return;
+  }
+  const auto now = now_();
+  // What is short here says nothing about the peer: it is tried as long as that lasts.
+  if (failure_ && !failure_->remote() && failure_->code() == ErrorCode::overloaded)
+    first_failure_ = now;
+  const bool in_time =
+      broken_ ? now - broken_->since < grace_
+              : now - first_failure_ < std::max<Clock::duration>(grace_, kMinConnectTime);
+  const auto dead = [](const Address& each) { return each.abandoned || !each.worth_trying(); };
+  const bool ended = worth_trying && std::ranges::all_of(addresses_, dead);
+  if (broken_ && ended) return lose_broken("no process listens at its addresses any more", effects);
+  if (tentative_ && !ended) return;
+  if (worth_trying && !closing_ && in_time && !ended) {
+    for (Address& address : addresses_) address.abandoned = false;
+    retry_delay_ = std::clamp(retry_delay_ * 2, kMinRetryDelay, kMaxRetryDelay);
+    return retry_later(retry_delay_, effects);
+  }
+  if (broken_) return lose_broken("no other could be made", effects);
+  const Error last = failure_.value_or(Error(ErrorCode::disconnected, "it was refused"));
+  if (addresses_.size() == 1) return lose(last, effects);
+  lose(Error(last.code(), "none of its addresses " + base::join_names(tried) +
+                              " can be reached: " + last.what() + refused),
+       effects);
+}
+
+void Peer::retry_later(Clock::duration delay, Effects& effects) {
+  retry_scheduled_ = true;
+  retry_at_ = now_() + delay;
+  effects.timers.push_back(retry_at_);
+}
+
+void Peer::on_attempt_failed(const PeerConnection& attempt, const Error& reason,
+                             bool no_process_listens, Effects& effects) {
+  ++failed_attempts_;
+  own_.reset();
+  if (given_up_) return lose(*given_up_, effects);
+  if (!failure_) first_failure_ = now_();
+  failure_ = reason;
+  addresses_[attempt.address].failure = reason;
+  ++addresses_[attempt.address].failures;
+  addresses_[attempt.address].abandoned = no_process_listens;
+  // How an open connection ended does not predict the next one: one cut within a sealed record ends
+  // with `protocol`.
+  if (!attempt.peer && is_refusal(reason)) addresses_[attempt.address].refusal = reason.what();
+  if (spare_ && !offered_) {
+    offer_spare(effects);
+  } else if (!offered_ && !bound_ && !successor_) {
+    try_next(attempt.address + 1, effects);
+  }
 }
 
 }  // namespace stitch::rpc

@@ -39,24 +39,13 @@ using PeerConnectionPtr = std::shared_ptr<PeerConnection>;
 
 // The connections between this worker and one life of another: which one is bound, which attempts
 // are under way, when to retry, and whether the peer is lost. What is sent is the Session's, which
-// outlives them. Both workers may connect at the same time; one connection gets bound, and nothing
-// but BIND travels over any other:
+// outlives them. The rules are those of rpc/PROTOCOL.md, section 6 (BIND):
 //
 //   open --the accepting side: OFFER--> offered --the other: ACCEPT--> accepted
 //        --the accepting side, once its former connection has ended: CONFIRM--> bound
 //
-// The worker with the lower id decides: while it tries to connect by itself, it leaves the peer's
-// connection unanswered, and falls back to it if its own attempt fails. The other worker answers
-// every OFFER unless it has a bound connection. So ACCEPT proves that the former connection is of
-// no use any more, and the accepting side closes it if it has not noticed. Each step has a time
-// limit, so that a connection that is open and brings nothing does not keep others from being made.
-//
-// The end of the bound connection does not lose the peer: for `grace` both sides try to connect
-// again. It is lost when that time has passed, when no process listens at any of its addresses any
-// more, when it has sent GONE or broken the protocol, or when this worker gives it up. The first
-// connection is tried as long and likewise, except at addresses where the peer has refused this
-// worker or another worker answers. An attempt that no call needs yet (try_to_connect()) is made
-// once, and loses the peer only where no process listens.
+// An attempt that no call needs yet (try_to_connect()) is made once, and loses the peer only where
+// no process listens.
 //
 // Pure state, under the lock of its PeerTable: calls nothing but the clock, returns effects. Not
 // thread-safe.

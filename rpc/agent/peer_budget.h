@@ -44,8 +44,6 @@ class PeerBudget {
   static constexpr std::size_t kSmallBytes = std::size_t{32} << 10;
 
   explicit PeerBudget(const PeerLimits& limits);
-  PeerBudget(const PeerBudget&) = delete;
-  PeerBudget& operator=(const PeerBudget&) = delete;
 
   // ---- room of a request, whose message has `bytes`
   // Who makes a call.

@@ -131,10 +131,9 @@ class PeerTable {
   // Asks a worker over a connection of its own.
   void inquire(Inquiry inquiry);
 
-  // Sends over `connection`, which on_message has named, or if null over the peer's session, which
-  // is connected when needed. A request that waits for that is dropped with `cancelled` if its
-  // call, `call_id` (not 0), is over, and says how much time that has left when it is sent. Else a
-  // message arrives once, or the peer is lost; `done` as for Connection::send.
+  // Sends over `connection`, which on_message has named, or if null over the peer's session. A
+  // request that waits there is dropped with `cancelled` if its call, `call_id` (not 0), is over.
+  // Else a message arrives once, or the peer is lost; `done` as for Connection::send.
   void send(const WorkerInfo& to, const std::shared_ptr<transport::Connection>& connection,
             transport::Message message, transport::SendDone done, std::uint64_t call_id = 0)
       STITCH_EXCLUDES(mutex_);

@@ -41,6 +41,14 @@ void Sender::send(const WorkerInfo& to, OutMessage&& message, Traffic traffic,
   }
 }
 
+void Sender::send_while_possible(const WorkerInfo& to, OutMessage&& message) noexcept {
+  try {
+    send(to, std::move(message), Traffic::control, nullptr);
+  } catch (const Error&) {
+    // The peer is lost or this worker has stopped, of which all are told.
+  }
+}
+
 bool Sender::send_frame(const WorkerInfo& to, OutMessage&& message, transport::SendDone done,
                         const void* owner) {
   if (!done) done = [](const std::optional<Error>&) {};
@@ -70,12 +78,8 @@ bool Sender::send_frame(const WorkerInfo& to, OutMessage&& message, transport::S
       return;
     }
     waiting->out->in_flight.begun();
-    try {
-      transmit(waiting->to, nullptr, std::move(*waiting->out),
-               [waiting](const std::optional<Error>& error) { waiting->tell(error); });
-    } catch (...) {
-      waiting->tell(to_error(std::current_exception()));
-    }
+    transmit(waiting->to, nullptr, std::move(*waiting->out),
+             [waiting](const std::optional<Error>& error) { waiting->tell(error); });
   });
   return !frames.many();
 }
@@ -161,23 +165,19 @@ Sender::DeviceParts Sender::encode_staged(OutMessage& message, const WorkerInfo&
 
 void Sender::send_transfer_frame(const WorkerInfo& to, base::Bytes frame) noexcept {
   constexpr std::size_t kInBody = 4096;
-  try {
-    transport::FrameBuilder builder(wire::kTransfer);
-    if (frame.size() <= kInBody) builder.body().append(frame.data(), frame.size());
-    builder.end_body();
-    if (frame.size() > kInBody) {
-      auto held = std::make_shared<base::Bytes>(std::move(frame));
-      builder.add_buffer({{}, held->data(), held->size(), held});
-    }
-    transport::Message message = std::move(builder).finish();
-    // It keeps the agent alive, as every message does.
-    peers_->send(to, nullptr, std::move(message),
-                 [self = std::shared_ptr<Sender>(self_), to](const std::optional<Error>& error) {
-                   if (error) self->give_up_transfers(to, *error);
-                 });
-  } catch (...) {
-    give_up_transfers(to, to_error(std::current_exception()));
+  transport::FrameBuilder builder(wire::kTransfer);
+  if (frame.size() <= kInBody) builder.body().append(frame.data(), frame.size());
+  builder.end_body();
+  if (frame.size() > kInBody) {
+    auto held = std::make_shared<base::Bytes>(std::move(frame));
+    builder.add_buffer({{}, held->data(), held->size(), held});
   }
+  transport::Message message = std::move(builder).finish();
+  // It keeps the agent alive, as every message does.
+  peers_->send(to, nullptr, std::move(message),
+               [self = std::shared_ptr<Sender>(self_), to](const std::optional<Error>& error) {
+                 if (error) self->give_up_transfers(to, *error);
+               });
 }
 
 // A frame that is missing would be waited for without end.
@@ -202,14 +202,10 @@ void Sender::send_when_open(const WorkerInfo& to,
 
     ~Waiting() {
       if (!sent) return;
-      try {
-        // Not on a lane, which must not end the worker.
-        auto sender = in_flight.finish(std::nullopt);
-        DeviceTensors& devices = sender->device_tensors_;
-        devices.when_open(nullptr, [sender = std::move(sender)](const std::optional<Error>&) {});
-      } catch (...) {
-        // Without memory for that.
-      }
+      // Not on a lane, which must not end the worker.
+      auto sender = in_flight.finish(std::nullopt);
+      DeviceTensors& devices = sender->device_tensors_;
+      devices.when_open(nullptr, [sender = std::move(sender)](const std::optional<Error>&) {});
     }
   };
   auto waiting = std::shared_ptr<Waiting>(
@@ -232,39 +228,33 @@ void Sender::send_when_open(const WorkerInfo& to,
     if (error) {
       const std::shared_ptr<Sender> alive(self_);
       end(*waiting, error);
-      if (answered) send_error_reply(waiting->to, waiting->connection, *answered, *error);
+      if (answered)
+        send_error_reply(waiting->to, waiting->connection, *answered,
+                         error->with_prefix("its result cannot be sent"));
       return;
     }
     const WorkerInfo peer = waiting->to;  // `waiting` may end inside send()
     const auto over = waiting->connection;
     transport::Message ready = std::move(waiting->message);
-    const auto unsent = waiting;
-    try {
-      peers_->send(
-          peer, over, std::move(ready),
-          [waiting = std::move(waiting), end](const std::optional<Error>& why) {
-            const auto transfers = std::move(waiting->transfers);
-            if (why || !transfers) return end(*waiting, why);
-            // Now, so that a transfer never begins whose message does not come.
-            const auto kind = waiting->in_flight.counted().kind;
-            if (kind != Counted::reply && kind != Counted::frame) {
-              transfers->begin(waiting->to, nullptr);
-              return end(*waiting, why);
-            }
-            waiting->sent = true;
-            waiting->connection.reset();
-            waiting->attachments.tell(why);
-            auto told = std::move(waiting->done);
-            transfers->begin(waiting->to, waiting);
-            told(why);
-          },
-          call_id);
-    } catch (...) {
-      const std::shared_ptr<Sender> alive(self_);
-      const Error why = to_error(std::current_exception());
-      end(*unsent, why);
-      if (answered) send_error_reply(peer, over, *answered, why);
-    }
+    peers_->send(
+        peer, over, std::move(ready),
+        [waiting = std::move(waiting), end](const std::optional<Error>& why) {
+          const auto transfers = std::move(waiting->transfers);
+          if (why || !transfers) return end(*waiting, why);
+          // Now, so that a transfer never begins whose message does not come.
+          const auto kind = waiting->in_flight.counted().kind;
+          if (kind != Counted::reply && kind != Counted::frame) {
+            transfers->begin(waiting->to, nullptr);
+            return end(*waiting, why);
+          }
+          waiting->sent = true;
+          waiting->connection.reset();
+          waiting->attachments.tell(why);
+          auto told = std::move(waiting->done);
+          transfers->begin(waiting->to, waiting);
+          told(why);
+        },
+        call_id);
   };
   if (out.gate) {
     device_tensors_.when_open(std::move(out.gate), std::move(go_on));
@@ -280,12 +270,10 @@ void Sender::send_error_reply(const WorkerInfo& to,
     OutMessage message(wire::kErrorReply);
     base::ByteWriter(message.frame.body()).write(call_id);
     OutArchive archive(message);
-    archive(sendable(to, error.with_prefix("its result cannot be sent")));
+    archive(sendable(to, error));
     send_reply(to, connection, std::move(message));
-  } catch (...) {
-    // The caller must not wait without end.
-    connection->close(
-        to_error(std::current_exception()).with_prefix("an error could not be reported"));
+  } catch (const Error& why) {  // the caller must not wait without end
+    connection->close(why.with_prefix("an error could not be reported"));
   }
 }
 

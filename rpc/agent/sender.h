@@ -3,13 +3,11 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "stitch/rpc/agent/extension.h"
 #include "stitch/rpc/agent/peer_flow.h"
@@ -137,6 +135,8 @@ class Sender {
   }
   // The same with a `done` that may be empty; called once unless this throws.
   void send(const WorkerInfo& to, OutMessage&& message, Traffic traffic, transport::SendDone done);
+  // A control frame, of which the peer has no need where it is lost or this worker has stopped.
+  void send_while_possible(const WorkerInfo& to, OutMessage&& message) noexcept;
   // A frame, which is sent once FrameQueue has room for it. It waits for that in a queue: this
   // thread does not. `done` (may be empty) is called once unless this throws. False: those that
   // wait for that peer exceed half of max_inflight_bytes, this one is kept all the same, and
@@ -148,6 +148,10 @@ class Sender {
   // A reply or an error reply.
   void send_reply(const WorkerInfo& to, const std::shared_ptr<transport::Connection>& connection,
                   OutMessage&& message);
+  // Answers that call with `error`; closes the connection where that cannot be sent.
+  void send_error_reply(const WorkerInfo& to,
+                        const std::shared_ptr<transport::Connection>& connection,
+                        std::uint64_t call_id, const Error& error) noexcept;
   // A frame of device transfers, in no budget: their protocol bounds how many wait. It counts as no
   // message either, since the message that it belongs to is received after all of them. The peer is
   // given up if it cannot be sent, perhaps at once.
@@ -180,10 +184,6 @@ class Sender {
                       const std::shared_ptr<transport::Connection>& connection, LaidOut out,
                       transport::SendDone done, std::uint64_t call_id);
   void give_up_transfers(const WorkerInfo& to, const Error& error) noexcept;
-  // Answers a call with `error` in place of a reply that could not be made.
-  void send_error_reply(const WorkerInfo& to,
-                        const std::shared_ptr<transport::Connection>& connection,
-                        std::uint64_t call_id, const Error& error) noexcept;
   static void check_frame(std::uint16_t kind, std::size_t bytes, const PeerLimits& limits);
   static void check_bytes(std::size_t bytes, const PeerLimits& limits);
   void count(const WorkerInfo& to, const Counted& counted);

@@ -13,7 +13,6 @@
 #include "stitch/rpc/agent/duration_text.h"
 #include "stitch/rpc/agent/post_where_read.h"
 #include "stitch/rpc/agent/unknown_function.h"
-#include "stitch/rpc/message/archive.h"
 #include "stitch/rpc/message/frame_kinds.h"
 
 namespace stitch::rpc {
@@ -33,8 +32,7 @@ Error never_served(const WorkerInfo& self) {
 ServedCalls::ServedCalls(const Options& options, const AgentState& state, const WorkerInfo& self,
                          const Extensions& extensions, Sender& sender, ThreadPool& pool,
                          std::string thread_name)
-    : options_(options),
-      state_(state),
+    : state_(state),
       self_(self),
       extensions_(extensions),
       sender_(sender),
@@ -202,12 +200,7 @@ void ServedCalls::dispatch(const std::shared_ptr<IncomingCall>& call,
 
 void ServedCalls::refuse(const std::shared_ptr<transport::Connection>& connection,
                          const WorkerInfo& from, std::uint64_t call_id, const Error& error) {
-  if (call_id == 0) return;  // one-way
-  OutMessage message(wire::kErrorReply);
-  base::ByteWriter(message.frame.body()).write(call_id);
-  OutArchive archive(message);
-  archive(sender_.sendable(from, error));
-  sender_.send_reply(from, connection, std::move(message));
+  if (call_id != 0) sender_.send_error_reply(from, connection, call_id, error);  // 0: one-way
 }
 
 void ServedCalls::on_cancel(const InMessage& message) {
@@ -236,11 +229,7 @@ void ServedCalls::give_room(const WorkerInfo& to, const OneWayCredits::Handled& 
   base::ByteWriter out(message.frame.body());
   out.write(handled.calls);
   out.write(handled.bytes);
-  try {
-    sender_.send(to, std::move(message), Sender::Traffic::control, nullptr);
-  } catch (const Error&) {
-    // The peer is lost.
-  }
+  sender_.send_while_possible(to, std::move(message));
 }
 
 const std::string& ServedCalls::holders(Clock::time_point now) {

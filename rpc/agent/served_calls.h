@@ -98,7 +98,6 @@ class ServedCalls {
   void expire();
   void watch(Clock::time_point deadline);
 
-  const Options& options_;
   const AgentState& state_;
   const WorkerInfo& self_;
   const Extensions& extensions_;

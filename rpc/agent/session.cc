@@ -1,15 +1,45 @@
 // One file, though long: what a session keeps, and what its connections send of it.
 #include "stitch/rpc/agent/session.h"
 
-#include <exception>
 #include <span>
 #include <utility>
 
 #include "stitch/base/byte_io.h"
-#include "stitch/rpc/agent/kept_message.h"
+#include "stitch/base/recycler.h"
 #include "stitch/rpc/message/frame_kinds.h"
 
 namespace stitch::rpc {
+
+// A message from send() until the peer has received it; part of Session. `message`, `number` and
+// `bytes` are constant but for replace() and change_time_left().
+struct Session::Kept {
+  static void* operator new(std::size_t bytes) { return base::take_recycled(bytes); }
+  static void operator delete(void* at, std::size_t bytes) noexcept { base::recycle(at, bytes); }
+
+  transport::Message message;
+  transport::SendDone done;
+  std::uint64_t call_id = 0;
+  std::uint64_t number = 0;  // without kLarge
+  std::size_t bytes = 0;
+  std::size_t stream = 0;
+  Kept* next = nullptr;  // under mutex_, as `sent`
+  bool sent = false;     // to some connection
+  // How many hold it, and in the highest bit whether its end has been told.
+  std::atomic<std::uint32_t> state{1};
+
+  static constexpr std::uint32_t kTold = std::uint32_t{1} << 31;
+  [[nodiscard]] bool told() const noexcept {
+    return (state.load(std::memory_order_acquire) & kTold) != 0;
+  }
+  [[nodiscard]] std::uint32_t holders() const noexcept {
+    return state.load(std::memory_order_acquire) & ~kTold;
+  }
+  // One holder less; true for the last one. A sole holder stays the only one: others are added
+  // under the lock, to what is in the list.
+  [[nodiscard]] bool drop() noexcept {
+    return holders() == 1 || (state.fetch_sub(1, std::memory_order_acq_rel) & ~kTold) == 1;
+  }
+};
 
 namespace {
 
@@ -137,14 +167,8 @@ void Session::transmit(Kept& kept, transport::Connection& connection) {
 }
 
 void Session::transmit(Kept& kept, base::Bytes frame, transport::Connection& connection) {
-  try {
-    transport::Message bytes{std::move(frame), kept.message.buffers};
-    connection.send(std::move(bytes),
-                    [this, &kept](const std::optional<Error>& error) { transmitted(kept, error); });
-  } catch (...) {
-    connection.close(to_error(std::current_exception()));
-    release(kept);
-  }
+  connection.send({std::move(frame), kept.message.buffers},
+                  [this, &kept](const std::optional<Error>& error) { transmitted(kept, error); });
 }
 
 void Session::transmitted(Kept& kept, const std::optional<Error>& error) {
@@ -196,10 +220,7 @@ void Session::tell(Kept& kept, const std::optional<Error>& error) {
   if (kept.told()) return;
   if ((kept.state.fetch_or(Kept::kTold, std::memory_order_acq_rel) & Kept::kTold) != 0) return;
   if (!kept.done) return;
-  try {
-    kept.done(error);
-  } catch (const std::exception&) {  // those of the other messages are called all the same
-  }
+  kept.done(error);
   kept.done = nullptr;
 }
 
@@ -312,13 +333,8 @@ void Session::acknowledge() {
     told_.store(numbers.received[0] + numbers.received[1], std::memory_order_relaxed);
     transport::put_numbers(message.frame, numbers);
   }
-  try {
-    connection->send(std::move(message),
-                     [this](const std::optional<Error>&) { acknowledgment_sent(); });
-  } catch (...) {
-    connection->close(to_error(std::current_exception()));
-    acknowledgment_sent();
-  }
+  connection->send(std::move(message),
+                   [this](const std::optional<Error>&) { acknowledgment_sent(); });
 }
 
 void Session::acknowledgment_sent() {

@@ -22,24 +22,20 @@ namespace stitch::rpc {
 // Which messages Session::awaits() asks for: any, or those that others may overtake.
 enum class Unacknowledged : std::uint8_t { any, large };
 
-// What two lives of workers have to say to each other, over one connection after another: the
-// connection that outlives the connections. Messages are numbered and kept until the peer has said
-// that it has received them; attach() sends over a new connection what is still kept, in order, and
-// receive() tells what has arrived before. So each message is delivered once, unless the session
-// ends (PROTOCOL.md, section 6). Small messages and large ones are numbered apart, since small ones
-// overtake.
+// What two lives of workers have to say to each other, over one connection after another
+// (rpc/PROTOCOL.md, section 6): messages are numbered and kept until the peer has said that it has
+// received them; attach() sends over a new connection what is still kept, and receive() tells what
+// has arrived before. So each message is delivered once, unless the session ends.
 //
-// A kept message is held by the session's list and by each transport that is sending it; the
-// transport gets the bytes, not the message, and the last holder frees it. Its SendDone runs when a
-// connection has passed it on, when the peer says that it has it, or with the error when it never
-// will be passed on: once. The bytes, with the tensors that lie in them, stay in use until the peer
-// has said that it has them, which may be later. An error says that the peer has not got it: at the
-// end of the session, what a transport still holds is told when the transport has let go of it.
+// A kept message is held by the session's list and by each transport that is sending it; the last
+// holder frees it. Its SendDone runs once: when a connection has passed it on, when the peer says
+// that it has it, or with the error when it never will be passed on. Its bytes stay in use until
+// the peer has said that it has them.
 //
 // The layers above use it as their Connection; PeerTable attaches, detaches and ends it. Thread
 // contract: receive() by one thread at a time, the others by any thread. No lock is held while a
 // connection or a callback is called. The first connection is kept until the session is destroyed,
-// so that threads need not count themselves while they use it; a later one as long as it is in use.
+// so that threads need not count themselves while they use it.
 class Session final : public transport::Connection {
  public:
   using ConnectionPtr = std::shared_ptr<transport::Connection>;
@@ -69,18 +65,15 @@ class Session final : public transport::Connection {
     std::uint64_t received_bytes = 0;
   };
 
-  // `max_passed_on_bytes`: of what has been passed on and not been acknowledged; a peer that leaves
-  // more than that is given up. To be far beyond what transports hold and `max_untold_bytes`: what
-  // may be received before the peer is told by a message of its own, if nothing is sent to it. So
-  // much is kept there; each such message costs a stream of large ones a few percent of its rate.
+  // A peer that leaves more than `max_passed_on_bytes` unacknowledged is given up; they must exceed
+  // the transports' buffers and `max_untold_bytes`, what may be received before the peer is told by
+  // a message of its own.
   explicit Session(Events events, std::size_t max_passed_on_bytes = std::size_t{64} << 20,
                    std::size_t max_untold_bytes = std::size_t{1} << 20)
       : events_(std::move(events)),
         max_passed_on_bytes_(max_passed_on_bytes),
         max_untold_bytes_(max_untold_bytes) {}
   ~Session() override;
-  Session(const Session&) = delete;
-  Session& operator=(const Session&) = delete;
 
   // ---- sending
   void send(transport::Message message, transport::SendDone done) override {

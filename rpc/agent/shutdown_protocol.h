@@ -25,41 +25,9 @@ namespace stitch::rpc {
 //           <------------------------ GO         nothing is in flight: close
 //   GONE    ------------------------>            the leader closes when it has all of these
 //
-// Two successive rounds with equal answers, no operation pending, and as many messages received as
-// sent, prove that nothing is in flight (Mattern's four counters). A worker that is lost is not
-// waited for any longer. One that comes back, or joins, before the leader has decided on GO is
-// waited for like all others; if its id is the lowest, it leads from then on. READY, POLL and GO
-// are repeated after a while, because they may be lost with a connection. The time limit of the end
-// begins when all are READY: for the leader with the first round, for a follower with its POLL; a
-// worker that comes back stops it.
-//
-// Why two equal rounds suffice. Assumptions about each worker that has sent READY:
-//   A1 while it is idle it sends nothing, and only a message makes it busy: the program's own
-//      threads can begin no call any more (AgentState::throw_if_stopped). The exception are
-//      continuations that are not waited for; they count as nothing until they make a call;
-//   A2 a message is counted as sent before it is sent, and as received only when what it started is
-//      counted as busy, or is over;
-//   A3 it reads its busy count before its message counts.
-// Let r1 and r2 be a worker's two equal answers. Between reading r1 and r2 it counted no message,
-// and at some moment in between it was not busy (A3): from then until r2 it was idle (A1, A2).
-// Every second answer is read after every first one, because a round begins when the previous one
-// is complete. So at the moment between the rounds all counters are as reported, and as many
-// messages were received as sent: none was in flight, no worker was busy, and none can become busy
-// again. Messages over a connection that was lost, between any two workers, are in the sums of one
-// side only: the sums are not compared once a worker has lost a peer, and a message that is in
-// flight between two others for longer than a round is then missed.
-//
-// Who is obeyed. A leader polls only lives whose READY it has, so POLL or GO from a life to which
-// this worker has sent no READY is not a matter of timing: its connection is closed with
-// `protocol`. This matters because GO makes the loss of peers silent. What a life says that this
-// worker takes for lost is ignored: the loss is mutual, so it waits for nothing here. That leaves
-// former leaders that live: a worker with a lower id has come back, and they may not have heard of
-// it yet. Then
-//   - POLL is answered only to the worker to which READY went last: without an answer a former
-//     leader does not decide; once it hears of the new one, it sends it READY, too;
-//   - GO is obeyed. It was decided before its leader heard of the new one, in rounds that this
-//     worker has answered, and is never taken back: that leader closes, and waits for GONE until
-//     then. The worker that came back in that moment loses all others.
+// A worker that is lost is not waited for any longer; one that comes back, or joins, before GO is
+// waited for like all others, and leads if its id is the lowest. rpc/PROTOCOL.md, section 7, says
+// which messages are obeyed, what is repeated, and why two equal rounds suffice.
 //
 // Pure state: has no thread and no clock, sends nothing, returns what is to be done. Owned by
 // GracefulShutdown, or by a simulation. Not thread-safe.

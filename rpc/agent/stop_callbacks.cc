@@ -1,7 +1,6 @@
 #include "stitch/rpc/agent/stop_callbacks.h"
 
 #include <exception>
-#include <utility>
 
 namespace stitch::rpc {
 

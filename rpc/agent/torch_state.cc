@@ -6,9 +6,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <memory>
-#include <new>
 #include <optional>
-#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -21,13 +19,7 @@ namespace {
 const at::ThreadLocalState& fresh_thread_state() {
   static const at::ThreadLocalState state = [] {
     std::optional<at::ThreadLocalState> fresh;
-    std::thread([&fresh] {
-      try {
-        fresh.emplace();
-      } catch (const std::bad_alloc&) {
-      }
-    }).join();
-    if (!fresh) throw std::bad_alloc();
+    std::thread([&fresh] { fresh.emplace(); }).join();
     return *fresh;
   }();
   return state;
@@ -54,11 +46,7 @@ FreshTorchState::FreshTorchState() {
       defaults.push_back(c10::impl::VirtualGuardImpl(c10::kCUDA).getDefaultStream(stream.device()));
     streams_.emplace(std::make_shared<const StreamSet>(std::move(defaults)));
   }
-  try {
-    guard_.emplace(fresh_thread_state());
-  } catch (const std::system_error&) {
-    // No thread can be created.
-  }
+  guard_.emplace(fresh_thread_state());
 }
 
 }  // namespace stitch::rpc

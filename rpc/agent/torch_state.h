@@ -15,13 +15,10 @@ namespace stitch::rpc {
 // Thread contract: each function and object concerns the calling thread only.
 
 // Whether this thread has the state of a new thread, as far as code that runs on it would notice.
-// Throws std::system_error or std::bad_alloc when the first call finds no thread to take that state
-// from.
+// The first call, that of an Agent's constructor, takes that state from a new thread.
 [[nodiscard]] bool has_fresh_torch_state();
 
 // Gives this thread the state of a new thread for a block, on devices in use the default streams.
-// Does nothing if no thread can be created
-// to take that state from: a callback must run even then.
 class FreshTorchState {
  public:
   FreshTorchState();

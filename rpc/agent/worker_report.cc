@@ -1,7 +1,6 @@
 #include "stitch/rpc/agent/worker_report.h"
 
 #include <algorithm>
-#include <chrono>
 #include <map>
 #include <memory>
 #include <optional>
@@ -179,9 +178,8 @@ Table events(Agent& agent, Clock::time_point now) {
 
 // The oldest first: that is what a table keeps when it is full.
 Calls oldest_first(Calls calls) {
-  std::sort(calls.begin(), calls.end(), [](const auto& a, const auto& b) {
-    return a->arrived() < b->arrived();
-  });
+  std::sort(calls.begin(), calls.end(),
+            [](const auto& a, const auto& b) { return a->arrived() < b->arrived(); });
   return calls;
 }
 

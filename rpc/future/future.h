@@ -1,9 +1,7 @@
 #pragma once
 
 #include <chrono>
-#include <concepts>
 #include <memory>
-#include <optional>
 #include <type_traits>
 #include <utility>
 

@@ -3,7 +3,6 @@
 #include <atomic>
 #include <cstddef>
 #include <memory>
-#include <string>
 #include <tuple>
 #include <utility>
 #include <variant>

@@ -4,7 +4,6 @@
 #include <memory>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "stitch/base/answer_wait.h"
 #include "stitch/base/callback_scope.h"

@@ -70,8 +70,6 @@ class FutureStateBase {
  public:
   FutureStateBase() = default;
   virtual ~FutureStateBase() = default;
-  FutureStateBase(const FutureStateBase&) = delete;
-  FutureStateBase& operator=(const FutureStateBase&) = delete;
 
   // The id of the call whose outcome this is, 0 for what is not that of a call or has not started.
   // For reports of what threads wait for.

@@ -1,6 +1,5 @@
 #include "stitch/rpc/future/live_runtimes.h"
 
-#include <cstdint>
 #include <set>
 #include <string>
 

@@ -2,7 +2,6 @@
 
 #include <chrono>
 #include <memory>
-#include <string>
 #include <utility>
 
 #include "stitch/base/deadline.h"

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "stitch/base/hash.h"
 #include "stitch/rpc/message/life_text.h"
 
 namespace stitch::rpc {
@@ -393,6 +394,381 @@ void MembershipProtocol::on_dead(const WorkerInfo& from, const Notice& notice, T
     declare(*entry, notice.by, notice.text, now, effects);
   } else {
     add({{about, {}, {}}, LifeState::dead, notice.text}, from, now, effects);
+  }
+}
+
+// ---- the lives of the world
+
+MembershipProtocol::Entry* MembershipProtocol::find(WorkerId id) {
+  const auto found = entries_.find(id);
+  return found == entries_.end() ? nullptr : &found->second;
+}
+
+MembershipProtocol::Entry* MembershipProtocol::find(const WorkerInfo& info) {
+  Entry* entry = find(info.id);
+  return entry != nullptr && entry->info().epoch == info.epoch ? entry : nullptr;
+}
+
+std::uint64_t MembershipProtocol::summand(const WorkerInfo& info, bool over) {
+  return base::mix_bits(base::mix_bits(info.epoch + 1) + info.id.value() * 2 + (over ? 1 : 0));
+}
+
+void MembershipProtocol::insert(const KnownLife& life) {
+  const auto [at, inserted] = entries_.try_emplace(life.card.info.id, Entry{life});
+  if (inserted) digest_ += summand(life.card.info, !at->second.alive());
+}
+
+void MembershipProtocol::erase(const Entry& entry) {
+  digest_ -= summand(entry.info(), !entry.alive());
+  const WorkerId id = entry.info().id;
+  entries_.erase(id);
+}
+
+void MembershipProtocol::end_life(Entry& entry, LifeState state) {
+  digest_ -= summand(entry.info(), !entry.alive());
+  entry.life.state = state;
+  digest_ += summand(entry.info(), !entry.alive());
+}
+
+std::vector<KnownLife> MembershipProtocol::lives() const {
+  std::vector<KnownLife> lives{{self_}};
+  for (const auto& [id, entry] : entries_) lives.push_back(entry.life);
+  std::sort(lives.begin(), lives.end(),
+            [](const KnownLife& a, const KnownLife& b) { return a.card.info.id < b.card.info.id; });
+  return lives;
+}
+
+std::vector<MemberCard> MembershipProtocol::live_cards() const {
+  std::vector<MemberCard> cards;
+  for (KnownLife& life : lives()) {
+    if (life.state == LifeState::alive) cards.push_back(std::move(life.card));
+  }
+  return cards;
+}
+
+std::optional<LifeState> MembershipProtocol::state(const WorkerInfo& info) const {
+  if (info.id == self_.info.id && info.epoch == self_.info.epoch) return LifeState::alive;
+  const auto found = entries_.find(info.id);
+  if (found == entries_.end() || found->second.info().epoch < info.epoch) return std::nullopt;
+  if (found->second.info().epoch > info.epoch) return LifeState::dead;
+  return found->second.life.state;
+}
+
+std::optional<Notice> MembershipProtocol::obituary(const WorkerInfo& info) const {
+  if (fenced_) return Notice{Notice::Step::dead, self_.info, self_.info, fenced_->what()};
+  const auto found = entries_.find(info.id);
+  if (found == entries_.end()) return std::nullopt;
+  const Entry& entry = found->second;
+  const std::uint64_t epoch = entry.info().epoch;
+  if (epoch < info.epoch || (epoch == info.epoch && entry.alive())) return std::nullopt;
+  Notice dead{Notice::Step::dead, info, self_.info, entry.life.verdict};
+  // A process that comes back with an epoch that is used up learns from it which one is not.
+  if (entry.info().name == info.name) dead.lives.push_back(in_brief(entry.life));
+  if (epoch > info.epoch) {
+    dead.text = life_text(info) + " is over: it is now epoch " + std::to_string(epoch);
+  } else if (entry.life.state == LifeState::left) {
+    return Notice{Notice::Step::left, info};
+  }
+  return dead;
+}
+
+// ---- connections: silence, digests, and the lives that this worker watches (R1)
+
+namespace {
+
+// Intervals of heartbeats in which a life connects to its judge, before the judge connects to it.
+constexpr int kOwnConnect = 2;
+// Heartbeats in a row whose digest differs before a list is sent.
+constexpr int kMismatches = 2;
+
+std::string milliseconds_text(std::chrono::steady_clock::duration duration) {
+  return std::to_string(duration / std::chrono::milliseconds(1)) + " ms";
+}
+
+}  // namespace
+
+// A life to which there has been no connection yet.
+void MembershipProtocol::watch(Entry& entry, WorkerId decider, Time now, Effects& effects) {
+  if (leaving_) return;
+  const auto timeout = settings_.heartbeat_timeout;
+  const bool decides = decider == self_.info.id;
+  if (!entry.absent) {
+    if (!decides && entry.info().id != decider) return end_absence(entry);
+    if (!entry.awaited_since) entry.awaited_since = now;
+    const auto waited = now - std::max(*entry.awaited_since, awake_since_);
+    if (!entry.reached_at) {
+      // A life that runs connects by itself, at its first tick.
+      if (decides && waited < kOwnConnect * heartbeat_interval(settings_.heartbeat_timeout)) return;
+      entry.awaited_since = now;
+    } else if (waited >= timeout) {
+      entry.askers.insert(self_.info.id);
+      entry.absent = true;
+    }
+  }
+  if (entry.reached_at && now - *entry.reached_at < timeout) return;
+  entry.reached_at = now;
+  effects.reach.push_back(entry.info());
+}
+
+// It is there, or need not be.
+void MembershipProtocol::end_absence(Entry& entry) {
+  if (std::exchange(entry.absent, false)) entry.askers.erase(self_.info.id);
+  entry.awaited_since.reset();
+  entry.reached_at.reset();
+}
+
+void MembershipProtocol::on_tick(Time now, std::span<const Link> links, Effects& effects) {
+  if (over()) return;
+  // After a pause of this process, silence says nothing about the others.
+  if (last_tick_ && now - *last_tick_ > settings_.heartbeat_timeout / 2) awake_since_ = now;
+  last_tick_ = now;
+  const WorkerId decider = judge();
+  for (const Link& link : links) {
+    Entry* entry = find(link.id);
+    if (entry == nullptr || entry->info().epoch != link.epoch || !entry->within_reach()) continue;
+    entry->unconnected = !link.bound;
+    if (!link.bound) {
+      watch(*entry, decider, now, effects);
+      continue;
+    }
+    end_doubt(*entry);
+    entry->heard = std::max({entry->heard, link.heard, awake_since_});
+    if (now - entry->heard >= settings_.heartbeat_timeout) {
+      lose(
+          *entry,
+          Error(ErrorCode::disconnected, life_text(entry->info()) + " has been silent for " +
+                                             milliseconds_text(now - entry->heard) +
+                                             "; raise STITCH_HEARTBEAT_TIMEOUT if it was only slow")
+              .with_worker(entry->info().name),
+          effects);
+      after_loss(entry->info(), now, effects);
+    }
+  }
+  for (auto& [id, entry] : entries_) {
+    // What fails on this side must not cost a judge that comes first its turn.
+    ask_witnesses(entry, now, effects);
+    const auto timeout = settings_.heartbeat_timeout;
+    const Time next =
+        entry.undecided ? entry.asked_at + heartbeat_interval(settings_.heartbeat_timeout)
+        : entry.doubted ? entry.probed_at + timeout
+                        : entry.asked_at + (entry.answers_since ? kGivesUp : kAskAgain) * timeout;
+    const bool due = now >= next;
+    if (entry.suspected() && (entry.asked || due || entry.asked_at == Time{}))
+      pursue(entry, now, effects);
+  }
+  answer_joins(now, effects);
+  if (leave_deadline_ && now >= *leave_deadline_) leave_pending_.clear();
+  finish_leave(effects);
+}
+
+void MembershipProtocol::on_heartbeat(const WorkerInfo& from, std::uint64_t digest, Time now,
+                                      Effects& effects) {
+  Entry* entry = find(from);
+  if (over() || entry == nullptr || !entry->within_reach()) return;
+  if (digest == this->digest()) {
+    entry->mismatches = 0;
+  } else if (++entry->mismatches >= kMismatches &&
+             now >= entry->listed_at + heartbeat_interval(settings_.heartbeat_timeout)) {
+    entry->mismatches = 0;
+    entry->listed_at = now;
+    Notice list{Notice::Step::list, self_.info, self_.info, {}, {}};
+    list.lives = lives();
+    effects.send.emplace_back(from, std::move(list));
+  }
+}
+
+// ---- what is heard of lives; joining (R5) and leaving (R6)
+
+// Takes in what another member knows of one life, if it is news.
+void MembershipProtocol::add(const KnownLife& life, const WorkerInfo& by, Time now,
+                             Effects& effects) {
+  const WorkerInfo& info = life.card.info;
+  if (info.id == self_.info.id) {
+    // A later life of this worker: this one is over.
+    if (info.epoch > self_.info.epoch) {
+      fence("it is now epoch " + std::to_string(info.epoch), effects);
+    } else if (info.epoch == self_.info.epoch && life.state == LifeState::dead) {
+      fence(life.verdict, effects);
+    }
+    return;
+  }
+  Entry* entry = find(info.id);
+  if (entry != nullptr && entry->info().epoch > info.epoch) return;
+  if (entry != nullptr && entry->info().epoch == info.epoch) {
+    if (life.state == LifeState::dead) declare(*entry, by, life.verdict, now, effects);
+    if (life.state == LifeState::left) mark_left(*entry, now, effects);
+    return;
+  }
+  if (entry != nullptr) {
+    declare(*entry, by,
+            life_text(entry->info()) + " is over: it is now epoch " + std::to_string(info.epoch),
+            now, effects);
+    erase(*entry);
+  }
+  Event news{life.state == LifeState::alive  ? Event::Kind::joined
+             : life.state == LifeState::left ? Event::Kind::left
+                                             : Event::Kind::dead,
+             life.card,
+             {}};
+  if (life.state == LifeState::dead)
+    news.reason = Error(ErrorCode::disconnected, life.verdict).with_worker(info.name);
+  insert(life);
+  effects.events.push_back(std::move(news));
+}
+
+void MembershipProtocol::merge(std::span<const KnownLife> lives, const WorkerInfo& by, Time now,
+                               Effects& effects) {
+  for (const KnownLife& life : lives) {
+    if (over()) return;
+    add(life, by, now, effects);
+  }
+}
+
+std::optional<Notice> MembershipProtocol::refusal(const MemberCard& card) const {
+  const WorkerInfo& info = card.info;
+  const auto refused = [&](const std::string& why) {
+    return Notice{Notice::Step::refusal, info, self_.info,
+                  to_string(info) + " cannot join: " + why};
+  };
+  const auto taken = [&](const std::string& by) {
+    return Notice{
+        Notice::Step::refusal, info, self_.info,
+        to_refusal_text(Error(ErrorCode::already_exists, to_string(info) + " cannot join: " + by))};
+  };
+  if (info.id == self_.info.id || info.name == self_.info.name)
+    return taken("it is " + to_string(self_.info) + ", which is alive");
+  for (const auto& [id, entry] : entries_) {
+    const WorkerInfo& known = entry.info();
+    if ((id == info.id) != (known.name == info.name))
+      return taken("there is " + to_string(known) + " already");
+    if (id != info.id) continue;
+    // Of equal epochs, the card tells a process that asks again from another one.
+    const bool asks_again = entry.alive() && entry.life.card == card;
+    if (known.epoch < info.epoch || (known.epoch == info.epoch && asks_again)) continue;
+    auto notice =
+        refused("its epoch " + std::to_string(info.epoch) +
+                (known.epoch == info.epoch && entry.alive()
+                     ? " is that of another process"
+                     : " is over; it was epoch " + std::to_string(known.epoch) + " last"));
+    notice.lives.push_back(in_brief(entry.life));
+    return notice;
+  }
+  if (!settings_.admit) return std::nullopt;
+  std::vector<MemberCard> live = live_cards();
+  std::erase_if(live, [&](const MemberCard& each) { return each.info.id == info.id; });
+  const auto why = settings_.admit(card, live);
+  if (!why) return std::nullopt;
+  return Notice{Notice::Step::refusal, info, self_.info, to_refusal_text(*why)};
+}
+
+// Whether several members live and none of them, `besides` left out, can be told anything: a worker
+// that joined here would be unknown to all of them.
+bool MembershipProtocol::isolated(WorkerId besides) const {
+  int out_of_reach = 0;
+  for (const auto& [id, entry] : entries_) {
+    if (id == besides || !entry.alive()) continue;
+    if (entry.within_reach()) return false;
+    ++out_of_reach;
+  }
+  return out_of_reach > 1;
+}
+
+Notice MembershipProtocol::ask_another(const WorkerInfo& joiner, const std::string& why) const {
+  Notice notice{Notice::Step::refusal, joiner, self_.info, why, {}};
+  notice.lives.push_back({self_, LifeState::left, {}});
+  return notice;
+}
+
+void MembershipProtocol::on_join(std::uint64_t ticket, const MemberCard& card, Time now,
+                                 Effects& effects) {
+  if (fenced_ || leaving_ || isolated(card.info.id)) {
+    const std::string self = to_string(self_.info);
+    effects.answers.push_back(
+        {ticket, ask_another(card.info, fenced_    ? std::string(fenced_->what())
+                                        : leaving_ ? self + " is leaving"
+                                                   : self + " has lost all other members")});
+    return;
+  }
+  if (auto notice = refusal(card)) {
+    effects.answers.push_back({ticket, std::move(*notice)});
+    return;
+  }
+  Joining& joining = joining_[ticket] = {ticket, card};
+  Entry* former = find(card.info.id);
+  if (former != nullptr && former->alive() && former->info().epoch < card.info.epoch) {
+    // Two workers of one name, or one that came back before its death was noticed.
+    if (!former->probing) begin_probe(*former, now, effects);
+    return;
+  }
+  announce(joining, now, effects);
+  answer_joins(now, effects);
+}
+
+void MembershipProtocol::announce(Joining& joining, Time now, Effects& effects) {
+  joining.deadline = now + kAskAgain * settings_.heartbeat_timeout;
+  add({joining.card}, self_.info, now, effects);
+  const Notice notice{Notice::Step::member, joining.card.info, self_.info, {}, {{joining.card}}};
+  for (const auto& [id, entry] : entries_) {
+    if (id == joining.card.info.id || !entry.within_reach()) continue;
+    joining.pending.insert(id);
+    effects.send.emplace_back(entry.info(), notice);
+  }
+  joining.announced = true;
+}
+
+void MembershipProtocol::answer_joins(Time now, Effects& effects) {
+  for (auto each = joining_.begin(); each != joining_.end();) {
+    Joining& joining = each->second;
+    const Entry* const former = joining.announced ? nullptr : find(joining.card.info.id);
+    if (!joining.announced && (former == nullptr || !former->alive() ||
+                               former->info().epoch >= joining.card.info.epoch)) {
+      // What was being probed is over by another's word.
+      if (auto notice = refusal(joining.card)) {
+        effects.answers.push_back({joining.ticket, std::move(*notice)});
+        each = joining_.erase(each);
+        continue;
+      }
+      announce(joining, now, effects);
+    }
+    if (!joining.announced || (!joining.pending.empty() && now < joining.deadline)) {
+      ++each;
+      continue;
+    }
+    Notice welcome{Notice::Step::welcome, joining.card.info, self_.info, {}, {}};
+    welcome.lives = lives();
+    effects.answers.push_back({joining.ticket, std::move(welcome)});
+    each = joining_.erase(each);
+  }
+}
+
+void MembershipProtocol::acknowledged(WorkerId by, const WorkerInfo& about) {
+  for (auto& [ticket, joining] : joining_) {
+    if (joining.card.info == about) joining.pending.erase(by);
+  }
+}
+
+void MembershipProtocol::finish_leave(Effects& effects) {
+  if (!leave_deadline_ || !leave_pending_.empty()) return;
+  leave_deadline_.reset();
+  effects.leave_done = true;
+}
+
+void MembershipProtocol::on_welcome(const Notice& welcome, Time now, Effects& effects) {
+  if (!over()) merge(welcome.lives, welcome.by, now, effects);
+}
+
+void MembershipProtocol::leave(Time now, Effects& effects) {
+  leaving_ = true;
+  const Notice notice{Notice::Step::left, self_.info, self_.info};
+  for (const auto& [id, entry] : entries_) {
+    if (!entry.within_reach()) continue;
+    leave_pending_.insert(id);
+    effects.send.emplace_back(entry.info(), notice);
+  }
+  if (over() || leave_pending_.empty()) {
+    effects.leave_done = true;
+  } else {
+    leave_deadline_ = now + settings_.heartbeat_timeout;
   }
 }
 

@@ -41,12 +41,9 @@ void Watcher::call(const std::string& name, const WorkerInfo& info, LeaveReason 
   }
   try {
     callback_(info, reason);
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "stitch: a callback about %s on worker \"%s\" failed: %s\n",
-                 to_string(info).c_str(), name.c_str(), error.what());
   } catch (...) {
-    std::fprintf(stderr, "stitch: a callback about %s on worker \"%s\" failed\n",
-                 to_string(info).c_str(), name.c_str());
+    std::fprintf(stderr, "stitch: a callback about %s on worker \"%s\" failed: %s\n",
+                 to_string(info).c_str(), name.c_str(), describe(std::current_exception()).c_str());
   }
   const base::MutexLock lock(mutex_);
   caller_ = {};

@@ -1,7 +1,6 @@
 #include "stitch/rpc/message/life_text.h"
 
 #include <exception>
-#include <new>
 
 namespace stitch::rpc {
 
@@ -17,12 +16,7 @@ Error life_gone(const WorkerInfo& life, const std::string& why, LifeName name) {
 }
 
 Error error_of_message(const WorkerInfo& from) noexcept {
-  const Error error = to_error(std::current_exception());
-  try {
-    return error.with_prefix("message from " + to_string(from));
-  } catch (const std::bad_alloc&) {
-    return error;
-  }
+  return to_error(std::current_exception()).with_prefix("message from " + to_string(from));
 }
 
 }  // namespace stitch::rpc

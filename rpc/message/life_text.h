@@ -15,8 +15,8 @@ enum class LifeName { brief, with_id };
 // begins with a colon or a semicolon unless it is empty. Names the worker.
 [[nodiscard]] Error life_gone(const WorkerInfo& life, const std::string& why,
                               LifeName name = LifeName::brief);
-// The exception that is being handled, which a message from that worker has raised: its text behind
-// "message from " and the worker, where there is memory for that.
+// The exception that is being handled, of a message from that worker: "message from " the worker
+// and its text.
 [[nodiscard]] Error error_of_message(const WorkerInfo& from) noexcept;
 
 }  // namespace stitch::rpc

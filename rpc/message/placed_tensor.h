@@ -4,7 +4,6 @@
 #include <c10/core/Device.h>
 
 #include <string>
-#include <type_traits>
 #include <utility>
 
 namespace stitch {

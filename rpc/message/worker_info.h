@@ -5,7 +5,6 @@
 #include <functional>
 #include <ostream>
 #include <string>
-#include <utility>
 
 #include "stitch/base/hash.h"
 

@@ -51,12 +51,7 @@ void check_joiner(const MemberCard& joiner, const std::vector<MemberCard>& live,
 
 std::optional<Error> objection_to(const MemberCard& joiner, const std::vector<MemberCard>& live,
                                   const WorldSize& size) {
-  try {
-    check_joiner(joiner, live, size);
-  } catch (const Error& error) {
-    return error;
-  }
-  return std::nullopt;
+  return base::failure_of([&] { check_joiner(joiner, live, size); });
 }
 
 }  // namespace stitch::rpc

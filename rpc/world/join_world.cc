@@ -59,6 +59,7 @@ class Entrance {
   std::shared_ptr<Agent> enter();
 
  private:
+  class Trial;
   // Null when the founding has been given up.
   std::shared_ptr<Agent> found(Rendezvous& rendezvous,
                                const std::vector<Rendezvous::Founder>& founders);
@@ -92,6 +93,26 @@ class Entrance {
   // What this worker would have been in a world that turned out to be dead. The epoch has been used
   // nowhere, so the world that follows takes it.
   std::optional<WorkerInfo> unused_;
+};
+
+// A running agent that init() may not return: it ends, unless it is kept.
+class Entrance::Trial {
+ public:
+  Trial(Entrance& entrance, std::shared_ptr<Agent> agent)
+      : entrance_(entrance), agent_(std::move(agent)) {}
+  ~Trial() {
+    if (!agent_) return;
+    static_cast<void>(agent_->shutdown(false, std::chrono::nanoseconds(0)));
+    entrance_.keeper_ = nullptr;
+  }
+  Trial(const Trial&) = delete;
+  Trial& operator=(const Trial&) = delete;
+  [[nodiscard]] Agent& agent() const noexcept { return *agent_; }
+  [[nodiscard]] std::shared_ptr<Agent> keep() noexcept { return std::move(agent_); }
+
+ private:
+  Entrance& entrance_;
+  std::shared_ptr<Agent> agent_;
 };
 
 std::shared_ptr<Agent> Entrance::enter() {
@@ -182,20 +203,8 @@ std::shared_ptr<Agent> Entrance::found(Rendezvous& rendezvous,
     return nullptr;
   }
   for (auto& card : *cards) record.entries.push_back({std::move(card), true});
-  auto agent = start(own, record, false);
-  // It serves already, and init() may not return it.
-  const auto end = [&] {
-    static_cast<void>(agent->shutdown(false, std::chrono::nanoseconds(0)));
-    keeper_ = nullptr;
-  };
-  try {
-    if (rendezvous.finish(record)) return agent;
-  } catch (...) {
-    end();
-    throw;
-  }
-  end();
-  return nullptr;
+  Trial trial(*this, start(own, record, false));
+  return rendezvous.finish(record) ? trial.keep() : nullptr;
 }
 
 bool Entrance::lives(const WorldRecord& record) {
@@ -204,37 +213,18 @@ bool Entrance::lives(const WorldRecord& record) {
   for (std::uint32_t id = 0; record.find(WorkerId(id)) != nullptr;) info.id = WorkerId(++id);
   for (int i = 2; record.find(info.name) != nullptr; ++i)
     info.name = "stranger" + std::to_string(i);
-  const auto agent = approach(record, info);
-  const auto end = [&] {
-    static_cast<void>(agent->shutdown(false, std::chrono::nanoseconds(0)));
-    keeper_ = nullptr;
-  };
-  try {
-    const bool lives = agent->reaches_a_member(deadline_);
-    end();
-    return lives;
-  } catch (...) {
-    end();
-    throw;
-  }
+  const Trial trial(*this, approach(record, info));
+  return trial.agent().reaches_a_member(deadline_);
 }
 
 std::shared_ptr<Agent> Entrance::join(const WorldRecord& record, WorkerInfo& info) {
   for (int tries = 1;; ++tries) {
-    const auto agent = approach(record, info);
-    const auto end = [&] {
-      static_cast<void>(agent->shutdown(false, std::chrono::nanoseconds(0)));
-      keeper_ = nullptr;
-    };
     std::optional<Notice> refusal;
-    try {
-      refusal = agent->join(deadline_);
-    } catch (...) {
-      end();
-      throw;
+    {
+      Trial trial(*this, approach(record, info));
+      refusal = trial.agent().join(deadline_);
+      if (!refusal) return trial.keep();
     }
-    if (!refusal) return agent;
-    end();
     if (tries == kMaxEpochTries) throw from_refusal_text(refusal->text).with_worker(info.name);
     // A member knows a life that neither the record nor the counter of the store knew.
     info.epoch = RunningWorld::next_epoch(*store_, info.name, refusal->lives[0].card.info.epoch);
@@ -337,12 +327,8 @@ std::shared_ptr<Agent> Entrance::start(const MemberCard& own, const WorldRecord&
 
 // Whether the worker that serves this store has ended.
 bool is_lost(transport::Store& store) {
-  try {
-    static_cast<void>(store.try_get(world_key::kWorld));
-    return false;
-  } catch (const Error& error) {
-    return error.code() == ErrorCode::disconnected;
-  }
+  const auto error = base::failure_of([&] { static_cast<void>(store.try_get(world_key::kWorld)); });
+  return error && error->code() == ErrorCode::disconnected;
 }
 
 }  // namespace

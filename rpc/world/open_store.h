@@ -30,12 +30,10 @@ struct OpenStore {
   bool alone = false;   // no other worker can see it
 };
 
-// Opens the store that `options` names: Options::store, else that of init_method, which the worker
-// of rank 0 hosts if it is a TCP store. Its keys are those of this job, and under torchrun of this
-// restart of it. Blocks for at most options.init_timeout; errors as init(). No request to a TCP
-// store lasts beyond `deadline` + kGraceTime, so the store is for init() alone; the one from
-// reopen() has no such end. `key` (may be null) is stretched from options.secret. REQUIRES: options
-// went through resolve_options().
+// Opens the store that `options` names, which rank 0 hosts if it is a TCP store. Its keys are those
+// of this job, under torchrun of this restart. Errors as init(). No request to a TCP store lasts
+// beyond `deadline` + kGraceTime, but for that of reopen(). `key` (may be null) is stretched from
+// options.secret. REQUIRES: resolve_options().
 [[nodiscard]] OpenStore open_store(const Options& options,
                                    std::shared_ptr<const transport::SecretKey> key,
                                    const std::shared_ptr<base::EventLoop>& loop,

@@ -95,14 +95,11 @@ void Rendezvous::check(const std::vector<MemberRecord>& records) const {
 
 // Why the records form no world. They have ids afterwards, where they do.
 std::optional<Error> Rendezvous::find_objection() {
-  try {
+  return base::failure_of([this] {
     for (const auto& record : records_) check_member(record);
     assign_ids();
     check(records_);
-    return std::nullopt;
-  } catch (const Error& error) {
-    return error;
-  }
+  });
 }
 
 // Whether an error that follows from the records is one for all workers. A record may be what a

@@ -132,12 +132,7 @@ void RunningWorld::check_place(const WorldRecord& record) const {
 }
 
 bool RunningWorld::has_place(const WorldRecord& record) const {
-  try {
-    check_place(record);
-    return true;
-  } catch (const Error&) {
-    return false;
-  }
+  return !base::failure_of([&] { check_place(record); });
 }
 
 WorkerInfo RunningWorld::claim(const WorldRecord& record) {

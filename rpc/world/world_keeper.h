@@ -29,17 +29,14 @@ class WorldKeeper {
   WorldKeeper(OpenStore opened, WorldRecord record);
   // Ends the thread, which may be in a request to the store for at most kStoreTimeout.
   ~WorldKeeper();
-  WorldKeeper(const WorldKeeper&) = delete;
-  WorldKeeper& operator=(const WorldKeeper&) = delete;
 
   // To be called once, when the agent has started.
   void start(const std::shared_ptr<Agent>& agent) STITCH_EXCLUDES(mutex_);
   // The members have changed. Does not block.
   void on_change() STITCH_EXCLUDES(mutex_);
-  // All workers of the world have agreed to leave, or this one leaves as the last one: nothing is
-  // to be joined any more. If it keeps the record, that is taken away before this returns, where
-  // the store answers within kStoreTimeout. Returns at `deadline` all the same. May be called
-  // again.
+  // All workers have agreed to leave, or this one leaves as the last: nothing is to be joined any
+  // more. Takes the record away, if it keeps it and the store answers within kStoreTimeout; returns
+  // at `deadline` all the same. May be called again.
   void end_world(std::chrono::steady_clock::time_point deadline) STITCH_EXCLUDES(mutex_);
   // No new work is begun. Does not block.
   void stop() STITCH_EXCLUDES(mutex_);

@@ -5,11 +5,17 @@
 #include <vector>
 
 #include "stitch/base/error.h"
+#include "stitch/base/unique_function.h"
 #include "stitch/rref/lifetime/ledger.h"
 #include "stitch/rref/lifetime/rref_id.h"
-#include "stitch/rref/lifetime/waiter.h"
 
 namespace stitch::rref {
+
+// Called once when the creation of an object has ended: with the object, which lives at least as
+// long as the copy it keeps, or with the error of the creation. User code may run in it: no lock is
+// held.
+using Waiter = base::UniqueFunction<void(const std::shared_ptr<void>& object,
+                                         const std::optional<Error>& failure)>;
 
 // What an event of the lifetime protocol leaves to be done once the lock is released, because
 // waiters and destructors are user code and sending calls the transport.

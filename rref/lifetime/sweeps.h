@@ -2,7 +2,6 @@
 
 #include <map>
 #include <set>
-#include <utility>
 #include <vector>
 
 #include "stitch/rref/lifetime/rref_id.h"

@@ -70,19 +70,6 @@ TEST(TaskThread, RunsTasksInsidePostWhenItHasEnded) {
   EXPECT_TRUE(ran);
 }
 
-TEST(TaskThread, GoesOnWhenATaskThrows) {
-  int ran = 0;
-  {
-    TaskThread thread;
-    thread.post([] { throw std::runtime_error("a task that throws"); });
-    thread.post([&] { ++ran; });
-    thread.post_at(Clock::now(), [] { throw Error(ErrorCode::internal, "a task that throws"); });
-    thread.post([] { throw 1; });
-    thread.post([&] { ++ran; });
-  }
-  EXPECT_EQ(ran, 2);
-}
-
 TEST(TaskThread, TakesTasksFromSeveralThreads) {
   std::atomic<int> ran{0};
   {

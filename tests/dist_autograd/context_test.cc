@@ -1,6 +1,3 @@
-#include <cstdio>
-
-#include "stitch/dist_autograd/worker_colours.h"
 #include "tests/dist_autograd/remote_parts.h"
 #include "tests/support/oracle.h"
 #include "tests/support/world_test.h"

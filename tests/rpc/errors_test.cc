@@ -102,7 +102,7 @@ TEST(Errors, AnUnregisteredFunctionIsNamed) {
   Cluster cluster(2);
   const auto agent = cluster[0].agent();
   const auto& to = cluster[1].info();
-  auto message = stitch::rpc::Agent::begin_request(stitch::rpc::function_id("no such function"));
+  auto message = stitch::rpc::begin_request(stitch::rpc::function_id("no such function"));
   const Error error = error_of([&] {
     stitch::detail::start_call<int>(agent, to, "errors_test::(anonymous namespace)::ones",
                                     std::nullopt, std::move(message))
@@ -133,7 +133,7 @@ int use_settings(Settings settings) { return settings.steps; }
 TEST(Errors, ArgumentsWithOtherFieldsAreRefused) {
   Cluster cluster(2);
   const auto call_with = [&](auto... fields) {
-    auto message = stitch::rpc::Agent::begin_request(stitch::kFunction<use_settings>.id);
+    auto message = stitch::rpc::begin_request(stitch::kFunction<use_settings>.id);
     stitch::rpc::OutArchive archive(message);
     archive(fields...);
     archive.seal();

@@ -11,28 +11,6 @@ namespace {
 using namespace std::chrono_literals;
 using stitch::testing::eventually;
 
-TEST_F(GatherExchanges, ThoseThatHaveGivenUpAreNotWaitedFor) {
-  const auto first = exchange.fetch("a/1 b/1 c/1 #0", kA);
-  exchange.stop_waiting("a/1 b/1 c/1 #0", first.wait);
-  expect_failed(first.value, ErrorCode::cancelled, "its caller waits no more");
-  EXPECT_EQ(exchange.size(), 0U);
-  EXPECT_EQ(post({kA, kB, kC}, {kA, kC}), "a/1 b/1 c/1 #0");
-  ASSERT_EQ(exchange.size(), 1U);
-  EXPECT_EQ(exchange.list().at(0).left, 1U) << "c may still come";
-  EXPECT_TRUE(exchange.fetch("a/1 b/1 c/1 #0", kC).value.ready());
-  EXPECT_EQ(exchange.size(), 0U) << "a does not";
-  // It had given up that one only.
-  EXPECT_EQ(post({kA, kB, kC}, {kA}), "a/1 b/1 c/1 #1");
-  EXPECT_EQ(exchange.size(), 1U);
-}
-
-TEST_F(GatherExchanges, ALifeHasNotGivenUpWhatAFormerOneHas) {
-  exchange.stop_waiting("a/1 b/1 #0", exchange.fetch("a/1 b/1 #0", kA).wait);
-  const WorkerInfo again{"a", WorkerId(0), 2};
-  EXPECT_EQ(post({again, kB}, {again}), "a/2 b/1 #0");
-  EXPECT_EQ(exchange.size(), 1U);
-}
-
 TEST_F(GatherExchanges, StoppingOneWaitLeavesAnotherOfTheSameCaller) {
   const auto first = exchange.fetch("a/1 b/1 #0", kA);
   const auto second = exchange.fetch("a/1 b/1 #0", kA);

@@ -101,7 +101,7 @@ TEST(Worker, RunsInlineAndRenamedFunctions) {
   EXPECT_EQ(stitch::kFunction<exported>.name, "negate");
   // Under every exported name, and no other.
   const auto call = [&](std::string_view name) {
-    auto message = stitch::rpc::Agent::begin_request(stitch::rpc::function_id(name));
+    auto message = stitch::rpc::begin_request(stitch::rpc::function_id(name));
     stitch::rpc::OutArchive archive(message);
     archive(1);
     archive.seal();

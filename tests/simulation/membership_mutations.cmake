@@ -36,9 +36,7 @@ stitch_mutated_copy(membership rpc/membership/membership_protocol.cc
   [[  const bool first = decides && lowest(entry, true) == self_.info.id;]]
     [[  const bool first =
       decides && (mistake("judges_when_another_has_come") ||
-                  lowest(entry, !mistake("gives_up_for_an_absent_judge")) == self_.info.id);]])
-
-stitch_mutated_copy(membership rpc/membership/membership_links.cc
+                  lowest(entry, !mistake("gives_up_for_an_absent_judge")) == self_.info.id);]]
   [[entry.info().id != decider) return end_absence(entry);]]
     [[(entry.info().id != decider || mistake("watches_no_judge"))) return end_absence(entry);]]
   [[  if (!entry.awaited_since) entry.awaited_since = now;]] [[  if (decides && mistake("judge_waits_to_be_called")) return; @]]
@@ -51,9 +49,7 @@ stitch_mutated_copy(membership rpc/membership/membership_links.cc
   [[  } else if (++entry->mismatches >= kMismatches &&]]
     [[  } else if (!mistake("sends_no_lists") && ++entry->mismatches >= kMismatches &&]]
   [[    if (entry.suspected() && (entry.asked || due || entry.asked_at == Time{}))]]
-    [[    if (entry.suspected() && !mistake("asks_only_once") && (entry.asked || due || entry.asked_at == Time{}))]])
-
-stitch_mutated_copy(membership rpc/membership/membership_joins.cc
+    [[    if (entry.suspected() && !mistake("asks_only_once") && (entry.asked || due || entry.asked_at == Time{}))]]
   [[    joining.pending.insert(id);]] [[    if (!mistake("welcomes_before_all_know")) joining.pending.insert(id);]]
   [[  if (former != nullptr && former->alive() && former->info().epoch < card.info.epoch) {]]
     [[  if (former != nullptr && former->alive() && former->info().epoch < card.info.epoch && !mistake("admits_a_second_of_a_name")) {]]

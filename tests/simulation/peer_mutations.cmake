@@ -20,9 +20,7 @@ stitch_mutated_copy(peer rpc/agent/peer.cc
     [[  if (mistake("keeps_what_it_does_not_use")) { own_.reset(); offered_.reset(); spare_.reset(); } @]]  # connections that another one has outrun
   [[  drop(bound_, over, effects);]] [[  if (mistake("keeps_the_lost")) bound_.reset(); @]]  # the connection of a peer that is lost
   [[    if (connection == bound_ || connection == own_) return give_up(reason, effects);]]
-    [[    if ((connection == bound_ || connection == own_) && !mistake("ignores_that_it_is_lost")) return give_up(reason, effects);]])  # GONE
-
-stitch_mutated_copy(peer rpc/agent/peer_attempts.cc
+    [[    if ((connection == bound_ || connection == own_) && !mistake("ignores_that_it_is_lost")) return give_up(reason, effects);]]  # GONE
   [[  if (successor_) return use(std::exchange(successor_, nullptr), successor_received_, effects);]]
     [[  if (mistake("forgets_the_next")) successor_.reset(); @]]  # rule 2: that was to be used once the former one had ended
   [[  if (lost_ || bound_ || own_ || offered_ || successor_ || retry_scheduled_) return;]]
@@ -47,6 +45,6 @@ stitch_mutated_copy(peer rpc/agent/peer_attempts.cc
     // Nothing.
   } else if (failure_) {]])
 
-stitch_mutated_copy(peer rpc/agent/peer_table_lives.cc
+stitch_mutated_copy(peer rpc/agent/peer_table.cc
   [[  if (added->previous != nullptr) perform(*added->previous, std::move(effects));]]
     [[  if (added->previous != nullptr && !mistake("keeps_a_former_life")) perform(*added->previous, std::move(effects));]])  # when a worker has come back

@@ -6,7 +6,7 @@
 
 namespace stitch::rpc::shutdown_simulation {
 
-// Whether an assumption about workers (ShutdownProtocol, A2) does not hold: a check must fail.
+// Whether an assumption about workers (rpc/PROTOCOL.md, L2) does not hold: a check must fail.
 enum class Wrong : std::uint8_t { nothing, counts_received_first };
 
 // 2 to 5 workers that shut down: real ShutdownProtocol objects, each

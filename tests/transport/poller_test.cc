@@ -273,24 +273,6 @@ TEST(Poller, SourcesThatRestAreNotVisited) {
   poller.join();  // before what its sources refer to is destroyed
 }
 
-// An exception of a source ends that source, not the process.
-TEST(Poller, RemovesASourceThatThrows) {
-  const Joined started;
-  Poller& poller = *started.poller;
-  auto bad = std::make_shared<Source>();
-  bad->on_ready = []() -> bool { throw std::bad_alloc(); };
-  const std::weak_ptr<Source> watch = bad;
-  add(poller, bad);
-  const auto good = std::make_shared<Source>();
-  add(poller, good);
-  bad->signal();
-  bad.reset();
-  EXPECT_TRUE(wait_until([&] { return watch.expired(); }));
-  good->signal();
-  EXPECT_TRUE(good->wait_signals(1));
-  poller.join();  // before what its sources refer to is destroyed
-}
-
 // A thread that is stuck in the work that a message brought does not delay the end.
 TEST(Poller, DoesNotWaitLongForAThreadInDeferredWork) {
   const auto release = std::make_shared<std::atomic<bool>>(false);

@@ -210,7 +210,7 @@ void LoopbackConnection::pack(const Message& message, Parcel& parcel) const {
       check_size("buffer", buffer.bytes, to.max_buffer_bytes, name_);
     parcel.copy.frame.append(message.frame.data(), message.frame.size());
     copy_buffers(message.buffers, to.allocator, parcel.copy);
-  } catch (const Error&) {
+  } catch (...) {
     parcel.violation = to_error(std::current_exception());
   }
 }

@@ -15,10 +15,9 @@ struct Interface {
 // The up and down interfaces of this host. Any thread.
 [[nodiscard]] std::vector<Interface> list_interfaces();
 
-// The address to listen on and advertise. `wanted` is a comma-separated list of interface name
-// prefixes ("eth,ib", "=eth0" exact, "^docker" excludes) as in NCCL_SOCKET_IFNAME, or empty. With
-// `loopback_world` all workers are on this host and the result is 127.0.0.1 unless `wanted` selects
-// another; without it the result is never a loopback or link-local address. Throws
+// The address to listen on. `wanted`: interface name prefixes as in NCCL_SOCKET_IFNAME ("eth,ib",
+// "=eth0" exact, "^docker" excludes), or empty. With `loopback_world` it is 127.0.0.1 unless
+// `wanted` selects another; without it never a loopback or link-local address. Throws
 // Error(invalid_argument) listing every interface tried and why it was rejected.
 [[nodiscard]] std::string choose_address(const std::vector<Interface>& interfaces,
                                          const std::string& wanted, bool loopback_world);

@@ -14,12 +14,10 @@ namespace stitch::transport {
 // waits for a whole slice of the scheduler, milliseconds; a thread that blocks has its share left
 // and runs as soon as it is woken, ahead of threads that compute.
 //
-// How it is found out: a thread that polls and lost its core for a millisecond, twice within 10 ms,
-// lost it to another one that computes. From then on the cores count as wanted for 4 ms, and for
-// twice as long after each loss that follows at once, up to 400 ms: finding out costs 1 % of the
-// time. Meanwhile a thread that waits looks once a millisecond at the kernel's count of runnable
-// threads (/proc/loadavg, some 3 us), and polls again as soon as that leaves a core free. Where the
-// process may use some of the cores only (an affinity mask, a cpuset), that count says nothing.
+// A thread that polls and lost its core for a millisecond, twice within 10 ms, lost it to another
+// one that computes: the cores count as wanted for 4 ms, and for twice as long after each loss that
+// follows at once, up to 400 ms. Meanwhile a thread that waits looks once a millisecond at the
+// count of runnable threads (/proc/loadavg), which says nothing under an affinity mask or a cpuset.
 //
 // Thread contract: any thread; lock-free.
 class CoreDemand {
@@ -29,8 +27,6 @@ class CoreDemand {
   using Look = std::optional<bool> (*)() noexcept;
 
   explicit CoreDemand(Look look) noexcept : look_(look) {}
-  CoreDemand(const CoreDemand&) = delete;
-  CoreDemand& operator=(const CoreDemand&) = delete;
   // The one that looks at this machine.
   [[nodiscard]] static CoreDemand& of_this_process();
 

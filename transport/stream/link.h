@@ -3,10 +3,8 @@
 #include <sys/uio.h>
 
 #include <cstddef>
-#include <memory>
 #include <optional>
 #include <span>
-#include <string>
 
 #include "stitch/base/descriptor.h"
 #include "stitch/base/error.h"

@@ -186,24 +186,6 @@ void PollSet::deactivate(Polled& polled) noexcept {
   polled.at.reset();
 }
 
-bool PollSet::poll_source(Polled& polled) noexcept {
-  try {
-    return polled.source->poll();
-  } catch (...) {
-    static_cast<void>(remove(polled.id));
-    return true;
-  }
-}
-
-bool PollSet::source_ready(Polled& polled, std::uint32_t events) noexcept {
-  try {
-    return polled.source->ready(events);
-  } catch (...) {
-    static_cast<void>(remove(polled.id));
-    return true;
-  }
-}
-
 void PollSet::poll_after_delivery(std::shared_ptr<PollSource> source) noexcept {
   if (std::find(after_delivery_.begin(), after_delivery_.end(), source) == after_delivery_.end())
     after_delivery_.push_back(std::move(source));
@@ -213,11 +195,7 @@ void PollSet::poll_after_delivery_now() noexcept {
   while (!after_delivery_.empty()) {
     const auto source = std::move(after_delivery_.back());
     after_delivery_.pop_back();
-    try {
-      source->poll();
-    } catch (...) {
-      // It is still watched, and throws again in poll_source(), which removes it.
-    }
+    source->poll();
   }
 }
 
@@ -245,7 +223,7 @@ bool PollSet::poll_once(bool ask_kernel_now) {
       any_expensive = true;
     }
     ++i;
-    const bool source_moved = poll_source(polled);
+    const bool source_moved = polled.source->poll();
     after_delivery();
     if (!source_moved) continue;
     moved = true;
@@ -285,7 +263,7 @@ bool PollSet::call_ready(const Events& events, int count) {
     if (found == polled_.end()) continue;
     Polled& polled = found->second;
     activate(polled);
-    const bool source_moved = source_ready(polled, event.events);
+    const bool source_moved = polled.source->ready(event.events);
     after_delivery();
     if (!source_moved) continue;
     moved = true;
@@ -326,11 +304,9 @@ bool PollSet::put_sources_to_sleep() {
   return asleep;
 }
 
-// The thread that has given up the role arms while the next holder may already disarm: without the
-// lock, armed_ could end up true although the kernel was told last to watch nothing. The first look
-// at armed_ needs no lock: a thread that finds the state it wants while another one changes it is
-// either the holder of the role, which arms again when it gives the role up, or awake and about to
-// poll.
+// The lock keeps armed_ and the kernel alike: the thread that gave the role up arms while the next
+// holder may already disarm. The first look needs none: a thread that finds its state while another
+// changes it holds the role, and arms again later, or is about to poll.
 void PollSet::arm(bool armed) {
   if (armed_.load() == armed) return;
   base::MutexLock lock(arm_mutex_);

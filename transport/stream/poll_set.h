@@ -21,8 +21,7 @@ namespace stitch::transport {
 //
 // The kernel watches all sources (sockets_). A round of polling visits the active ones: those that
 // make no system call, and of the others those that moved something lately or have something
-// pending; the rest costs nothing until the kernel reports it. A source that throws is removed; it
-// should have dealt with its errors itself.
+// pending; the rest costs nothing until the kernel reports it.
 //
 // Thread contract: any thread for what needs no role. The role is the right to poll: what requires
 // role() is for the thread that holds it. Lock order: role() before mutex_ and arm_mutex_; nothing
@@ -76,9 +75,8 @@ class PollSet {
   [[nodiscard]] bool put_sources_to_sleep() STITCH_REQUIRES(role_);
 
   // Sleeps in the kernel with the role until a source is ready, `done` is set, the bell is rung or
-  // `limit` has passed, then calls the sources that are ready. False, at once, when `done` is set
-  // or wakes another thread, or the kernel refuses. REQUIRES: put_sources_to_sleep(); after
-  // arm(false), or an own thread may be woken in vain.
+  // `limit` has passed, then calls what is ready. False, at once, when `done` is set or wakes
+  // another thread, or the kernel refuses. REQUIRES: put_sources_to_sleep(), after arm(false).
   [[nodiscard]] bool wait_with_role(base::AwaitedFlag& done, std::chrono::milliseconds limit)
       STITCH_REQUIRES(role_);
   // Wakes the thread in wait_with_role(), or the next one.
@@ -134,9 +132,6 @@ class PollSet {
   void take_up(SourceId id) STITCH_REQUIRES(role_);
   void activate(Polled& polled) STITCH_REQUIRES(role_);
   void deactivate(Polled& polled) noexcept STITCH_REQUIRES(role_);
-  // source->poll() or source->ready(), which should not throw.
-  bool poll_source(Polled& polled) noexcept STITCH_REQUIRES(role_);
-  bool source_ready(Polled& polled, std::uint32_t events) noexcept STITCH_REQUIRES(role_);
   bool ask_kernel() STITCH_REQUIRES(role_);
   using Events = std::array<epoll_event, 32>;  // the kernel keeps the rest for the next time
   bool call_ready(const Events& events, int count) STITCH_REQUIRES(role_);

@@ -6,7 +6,7 @@ namespace stitch::transport {
 
 // Something that bytes are read from and written to: a connection or a listener. Shared by its
 // owner and its poller. Thread contract: one call at a time, on the thread that polls; no lock of
-// the poller is held but its role.
+// the poller is held but its role. Its methods throw nothing.
 class PollSource {
  public:
   virtual ~PollSource() = default;

@@ -1,14 +1,19 @@
 // One file, though long: which thread polls, and which sleeps, is one set of invariants.
 #include "stitch/transport/stream/poller.h"
 
+#include <pthread.h>
 #include <sched.h>
 #include <sys/prctl.h>
 #include <unistd.h>
 
 #include <cstdlib>
+#include <string>
+#include <system_error>
+#include <thread>
 #include <utility>
 
 #include "stitch/base/callback_scope.h"
+#include "stitch/base/error.h"
 #include "stitch/base/forked.h"
 
 namespace stitch::transport {
@@ -162,11 +167,7 @@ void Poller::reclaim() {
 }
 
 void Poller::hand_off_deferred() noexcept {
-  try {
-    if (deferred_) std::exchange(deferred_, nullptr)(DoWork::elsewhere);
-  } catch (...) {
-    // Other threads find the work where it is queued, later.
-  }
+  if (deferred_) std::exchange(deferred_, nullptr)(DoWork::elsewhere);
 }
 
 Poller::SpinResult Poller::spin(const base::AwaitedFlag* done, Clock::duration limit,
@@ -246,14 +247,10 @@ bool Poller::do_deferred(Work& work, std::uint32_t forks) {
   count_working(1);
   int pieces = 1;
   bool watched = false;
-  try {
-    for (; work(stand_by_.begin_piece(work, watched)); ++pieces) {
-      if (this_thread.role != PollRole::reclaimed) continue;
-      work(DoWork::elsewhere);
-      break;
-    }
-  } catch (...) {
-    // What is left is queued where other threads find it.
+  for (; work(stand_by_.begin_piece(work, watched)); ++pieces) {
+    if (this_thread.role != PollRole::reclaimed) continue;
+    work(DoWork::elsewhere);
+    break;
   }
   if (forks != base::fork_count()) ::_exit(EXIT_FAILURE);  // it has come back in a child, too
   if ((watched || pieces > 1) && stand_by_.end_work(pieces, watched, Clock::now()))
@@ -418,6 +415,43 @@ bool Poller::help(base::AwaitedFlag& done, Clock::time_point deadline) {
   if (expected) expected_.fetch_sub(1);
   release_role(sources_left);
   return done.is_set();
+}
+
+// ---- its threads
+
+namespace {
+// One may be busy with deferred work; the other one polls meanwhile.
+constexpr int kThreads = 2;
+// Characters of a thread's name; the system allows 15.
+constexpr std::size_t kMaxThreadName = 15;
+}  // namespace
+
+std::shared_ptr<Poller> Poller::start(const std::string& thread_name, CoreDemand& demand) {
+  auto poller = std::make_shared<Poller>(demand);
+  for (int i = 0; i < kThreads; ++i) {
+    {
+      base::MutexLock lock(poller->mutex_);
+      ++poller->threads_;
+    }
+    try {
+      std::thread([poller, name = thread_name.substr(0, kMaxThreadName)] {
+        pthread_setname_np(pthread_self(), name.c_str());
+        poller->run();
+        base::MutexLock lock(poller->mutex_);
+        --poller->threads_;
+        poller->thread_changed_.notify_all();
+      }).detach();
+    } catch (const std::system_error& error) {
+      {
+        base::MutexLock lock(poller->mutex_);
+        --poller->threads_;
+      }
+      poller->join();
+      throw Error(ErrorCode::overloaded,
+                  "the threads of an endpoint cannot be started: " + error.code().message());
+    }
+  }
+  return poller;
 }
 
 }  // namespace stitch::transport

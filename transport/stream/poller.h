@@ -1,7 +1,6 @@
 #pragma once
 
 #include <atomic>
-#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -91,8 +90,6 @@ class Poller final : public base::AnswerWait::Reader, public std::enable_shared_
   [[nodiscard]] static std::shared_ptr<Poller> start(
       const std::string& thread_name, CoreDemand& demand = CoreDemand::of_this_process());
   explicit Poller(CoreDemand& demand) : demand_(demand) {}  // use start()
-  Poller(const Poller&) = delete;
-  Poller& operator=(const Poller&) = delete;
 
   // A new id for a source, never reused.
   [[nodiscard]] SourceId new_id() noexcept { return set_.new_id(); }

@@ -1,7 +1,6 @@
 #include "stitch/transport/stream/receive_budget.h"
 
 #include <algorithm>
-#include <new>
 #include <utility>
 #include <vector>
 

@@ -1,7 +1,6 @@
 #include "stitch/transport/stream/sealed_link.h"
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <string>
 #include <utility>

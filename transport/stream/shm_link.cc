@@ -122,8 +122,6 @@ class ShmLink final : public Link {
     in_->reader_sleeps.store(1);
   }
   ~ShmLink() override { munmap(memory_, ShmLayout::kMemoryBytes); }
-  ShmLink(const ShmLink&) = delete;
-  ShmLink& operator=(const ShmLink&) = delete;
 
   int descriptor() const noexcept override { return socket_.get(); }
   bool cheap() const noexcept override { return true; }

@@ -88,11 +88,7 @@ void StandBy::watch_work() {
 
 void StandBy::hand_off() noexcept {
   base::MutexLock lock(mutex_);
-  try {
-    if (watched_ != nullptr) (*watched_)(DoWork::elsewhere);
-  } catch (...) {
-    // Other threads find the work where it is queued, later.
-  }
+  if (watched_ != nullptr) (*watched_)(DoWork::elsewhere);
 }
 
 void StandBy::end(TimePoint now) {

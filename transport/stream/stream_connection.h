@@ -4,9 +4,7 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
-#include <optional>
 #include <string>
-#include <vector>
 
 #include "stitch/transport/handshaking_connection.h"
 #include "stitch/transport/stream/link.h"

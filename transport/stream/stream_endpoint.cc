@@ -71,7 +71,7 @@ class StreamEndpointState : public std::enable_shared_from_this<StreamEndpointSt
   [[nodiscard]] std::shared_ptr<StreamConnection> make(std::string name, bool accepted,
                                                        ConnectionEvents events);
   [[nodiscard]] std::string open_listener(const std::string& transport);
-  // On the thread that polls; throws when there is no memory for one more.
+  // On the thread that polls.
   void accepted(const std::string& transport, const std::string& address, base::Descriptor socket);
   // On the thread that polls: nothing is left for the next connection.
   void exhausted(Poller::SourceId listener);
@@ -80,6 +80,9 @@ class StreamEndpointState : public std::enable_shared_from_this<StreamEndpointSt
                            HalfOpen::Drop expire);
   static void begin_tcp(const std::shared_ptr<StreamConnection>& connection,
                         base::Descriptor socket);
+  // Attempts to connect.
+  void start(const std::string& address, const std::shared_ptr<StreamConnection>& connection,
+             int attempt);
   // Throws Error when no attempt to connect can be made.
   void start_shm(const std::string& name, const std::shared_ptr<StreamConnection>& connection,
                  int attempt);
@@ -252,6 +255,12 @@ std::shared_ptr<Connection> StreamEndpointState::connect(const std::string& addr
     connection->fail(closed_error());
     return connection;
   }
+  start(address, connection, 0);
+  return connection;
+}
+
+void StreamEndpointState::start(const std::string& address,
+                                const std::shared_ptr<StreamConnection>& connection, int attempt) {
   try {
     const auto at = address.find("://");
     if (at == std::string::npos)
@@ -265,15 +274,13 @@ std::shared_ptr<Connection> StreamEndpointState::connect(const std::string& addr
                       "\" is not in use here; in use: " + base::join_names(stream_.transports));
     }
     if (transport == "shm") {
-      start_shm(address.substr(at + 3), connection, 0);
+      start_shm(address.substr(at + 3), connection, attempt);
     } else {
       start_tcp(address.substr(at + 3), connection);
     }
   } catch (...) {
-    const Error error = to_error(std::current_exception());
-    connection->fail(connection->connect_error(error));
+    connection->fail(connection->connect_error(to_error(std::current_exception())));
   }
-  return connection;
 }
 
 void StreamEndpointState::start_shm(const std::string& name,
@@ -298,14 +305,8 @@ void StreamEndpointState::start_shm(const std::string& name,
     return connection->fail_to_connect(errno);
   thread_->post_at(std::chrono::steady_clock::now() + kConnectRetryPause,
                    [weak = weak_from_this(), name, connection, attempt] {
-                     const auto self = weak.lock();
-                     if (!self) return;
-                     try {
-                       self->start_shm(name, connection, attempt + 1);
-                     } catch (...) {
-                       const Error error = to_error(std::current_exception());
-                       connection->fail(connection->connect_error(error));
-                     }
+                     if (const auto self = weak.lock())
+                       self->start("shm://" + name, connection, attempt + 1);
                    });
 }
 
@@ -345,7 +346,6 @@ void StreamEndpointState::begin_tcp(const std::shared_ptr<StreamConnection>& con
 }
 
 void StreamEndpointState::close() {
-  // Without memory for a moment: join() waits for all of them.
   const Error closed = closed_error();
   const auto open = connections_.close();
   if (!open) return;

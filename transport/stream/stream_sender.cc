@@ -70,19 +70,23 @@ bool StreamSender::unsent() const {
 
 void StreamSender::send(QueuedSend queued) {
   poller_.expect_help();
+  if (write_now(queued)) return;
+  {
+    base::MutexLock lock(intake_mutex_);
+    intake_.push_back(std::move(queued));
+    intake_filled_.store(true);
+  }
+  write_intake();
+}
+
+// A message that cannot be sealed ends the connection: no later one is sent either.
+template <class Write>
+void StreamSender::locked(Effects& effects, Write&& write) {
+  const Unlock unlock(write_mutex_);
   try {
-    if (write_now(queued)) return;
-    {
-      base::MutexLock lock(intake_mutex_);
-      intake_.push_back(std::move(queued));
-      intake_filled_.store(true);
-    }
-    write_intake();
+    write();
   } catch (...) {
-    // It cannot be sealed: neither this message nor any later one is sent.
-    const Error problem = owner_.sending_failed(std::current_exception());
-    queued.message = {};
-    if (queued.done) queued.done(problem);
+    effects.problem = std::current_exception();
   }
 }
 
@@ -90,21 +94,16 @@ void StreamSender::send(QueuedSend queued) {
 bool StreamSender::write_now(QueuedSend& queued) {
   if (!write_mutex_.try_lock()) return false;
   Effects effects;
-  {
-    const Unlock unlock(write_mutex_);
-    try {
-      write_locked(queued, effects);
-    } catch (...) {
-      effects.problem = std::current_exception();
-    }
-  }
-  if (effects.problem) {
-    const auto problem = std::exchange(effects.problem, nullptr);
-    apply(effects);
-    std::rethrow_exception(problem);
-  }
+  locked(effects, [&]() STITCH_REQUIRES(write_mutex_) { write_locked(queued, effects); });
+  const auto problem = std::exchange(effects.problem, nullptr);
   apply(effects);
-  write_intake();
+  if (problem) {
+    const Error error = owner_.sending_failed(problem);
+    queued.message = {};
+    if (queued.done) queued.done(error);
+  } else {
+    write_intake();
+  }
   return true;
 }
 
@@ -170,19 +169,14 @@ void StreamSender::write_intake() {
   std::atomic_thread_fence(std::memory_order_seq_cst);
   for (int turn = 0; intake_filled_.load() && write_mutex_.try_lock(); ++turn) {
     Effects effects;
-    {
-      const Unlock unlock(write_mutex_);
-      try {
-        take_intake();
-        if (state_ == State::running && turn >= kMaxIntakeTurns) {
-          effects.poll_soon = true;  // this thread has written for others long enough
-        } else {
-          flush_or_abandon(effects);
-        }
-      } catch (...) {
-        effects.problem = std::current_exception();
+    locked(effects, [&]() STITCH_REQUIRES(write_mutex_) {
+      take_intake();
+      if (state_ == State::running && turn >= kMaxIntakeTurns) {
+        effects.poll_soon = true;  // this thread has written for others long enough
+      } else {
+        flush_or_abandon(effects);
       }
-    }
+    });
     const bool failed = effects.problem != nullptr;
     apply(effects);
     if (failed) return;  // the rest is completed when the connection has ended
@@ -247,15 +241,10 @@ bool StreamSender::flush() {
     return false;
   }
   Effects effects;
-  {
-    const Unlock unlock(write_mutex_);
-    try {
-      take_intake();
-      flush_or_abandon(effects);
-    } catch (...) {
-      effects.problem = std::current_exception();
-    }
-  }
+  locked(effects, [&]() STITCH_REQUIRES(write_mutex_) {
+    take_intake();
+    flush_or_abandon(effects);
+  });
   apply(effects);
   if (!effects.problem) write_intake();
   return effects.moved;

@@ -94,6 +94,9 @@ class StreamSender {
  private:
   enum class State : std::uint8_t { waiting, running, ended };
 
+  // Runs `write`, and unlocks; what it throws is the effects' problem.
+  template <class Write>
+  void locked(Effects& effects, Write&& write) STITCH_RELEASE(write_mutex_);
   [[nodiscard]] bool write_now(QueuedSend& queued) STITCH_EXCLUDES(write_mutex_);
   void write_locked(QueuedSend& queued, Effects& effects) STITCH_REQUIRES(write_mutex_);
   [[nodiscard]] bool should_gather() STITCH_REQUIRES(write_mutex_);

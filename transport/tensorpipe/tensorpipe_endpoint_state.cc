@@ -2,7 +2,6 @@
 
 #include <tensorpipe/tensorpipe.h>
 
-#include <algorithm>
 #include <string_view>
 #include <utility>
 

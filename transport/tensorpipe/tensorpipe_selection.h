@@ -13,9 +13,8 @@ namespace stitch::transport {
 // Makes an endpoint with exactly these transports and channels.
 using MakeEndpoint = std::function<std::unique_ptr<Endpoint>(const TensorPipeOptions& options)>;
 
-// The wanted transports and channels that pass a self-transfer, in the wanted order, without
-// repetitions. Each combination is tried once in the life of the process; a trial takes
-// milliseconds, five seconds when it hangs. Throws Error(invalid_argument) for unknown names and
+// The wanted transports and channels that pass a self-transfer, in the wanted order; each
+// combination is tried once a process. Throws Error(invalid_argument) for unknown names and
 // addresses, Error(disconnected) when nothing is left. Any thread.
 [[nodiscard]] TensorPipeOptions select_usable(TensorPipeOptions wanted, const MakeEndpoint& make);
 

@@ -2,8 +2,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <span>
-#include <string>
 
 namespace stitch::transport {
 
