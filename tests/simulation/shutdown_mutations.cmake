@@ -7,7 +7,7 @@ stitch_mutated_copy(shutdown rpc/agent/shutdown_protocol.cc
   [[      check_leads(from, "go");]]
     [[@ if (mistake("ignores_the_go_of_former_leaders") && leader_ != from.id) return effects;]]
   [[  ++changes_;
-  if (phase_ == Phase::closing) return;]] [[  if (mistake("does_not_notice_joins")) return;
+  if (phase_ == Phase::closing || phase_ == Phase::ended || answered_) return;]] [[  if (mistake("does_not_notice_joins")) return;
 @]]
   [[  if (polled_) all_are_ready(now);]] [[  if (polled_ || mistake("counts_the_wait_to_the_end")) all_are_ready(now);]]
   [[      all_are_ready(now);
