@@ -107,6 +107,31 @@ TEST_F(Backpressure, AThreadWhoseCallFindsTheBudgetFullWaitsItsTurn) {
   EXPECT_TRUE(eventually([&] { return number(cluster[0], "rpc.peer.worker1.calls_sent") == 0; }));
 }
 
+TEST_F(Backpressure, AThreadThatWaitsGoesOnOnceOneWayCallsAreHandled) {
+  Cluster cluster(2, [](stitch::Options& options) { options.max_inflight_bytes = 1 << 20; });
+  const auto first = cluster[0].rpc_async<pass_gate>("worker1", 1);
+  const auto large = at::ones({(1 << 20) - 3000}, at::kByte);
+  std::int64_t received = 0;
+  const auto caller =
+      call_from(cluster[0], [&] { received = stitch::rpc_sync<elements>("worker1", large); });
+  EXPECT_TRUE(eventually([&] { return number(cluster[0], "rpc.calls_waiting") == 1; }));
+  const stitch::Promise<void> now;
+  now.future().on_ready([&] { cluster[0].notify<count_run>("worker1"); });  // it waits for no room
+  now.set_value();
+  EXPECT_TRUE(eventually([] { return runs == 1; }));
+  gate.open();
+  EXPECT_TRUE(eventually([&] { return received == large.numel(); }));
+}
+
+TEST_F(Backpressure, ACallCountsAtItsCalleeUntilItsFunctionEndsAlsoAfterItsDeadline) {
+  Cluster cluster(2);
+  const auto late = cluster[0].rpc_async<pass_gate>({.to = "worker1", .timeout = 50ms}, 1);
+  EXPECT_EQ(error_of([&] { late.get(); }).code(), ErrorCode::timeout);
+  EXPECT_EQ(number(cluster[1], "rpc.peer.worker0.calls_held"), 1);
+  gate.open();
+  EXPECT_TRUE(eventually([&] { return number(cluster[1], "rpc.peer.worker0.calls_held") == 0; }));
+}
+
 TEST_F(Backpressure, BarriersDoNotWaitBehindCalls) {
   Cluster cluster(2, [](stitch::Options& options) {
     options.max_inflight_calls = 4;

@@ -20,6 +20,7 @@ using stitch::testing::Gate;
 
 int one() { return 1; }
 int throws_out_of_range(int i) { return std::vector<int>{1, 2}.at(static_cast<std::size_t>(i)); }
+int throws_many(std::size_t bytes) { throw std::runtime_error(std::string(bytes, 'x')); }
 int throws_text(std::string text) { throw std::runtime_error(text); }
 Future<int> throws_before_its_future(int i) { return stitch::make_ready(throws_out_of_range(i)); }
 Future<int> fails_later() {
@@ -83,6 +84,16 @@ TEST(Errors, AResultThatCannotBeSentIsTheErrorOfItsCall) {
   EXPECT_EQ(error.code(), ErrorCode::out_of_range);
   EXPECT_NE(std::string(error.what()).find("its result cannot be sent: "), std::string::npos)
       << error.what();
+  EXPECT_EQ(stitch::rpc_sync<text_of>("worker1", std::size_t{3}), "xxx");
+}
+
+TEST(Errors, ALongTextIsCutToTheFrameOfItsReader) {
+  Cluster cluster(2, [](stitch::Options& options) {
+    if (options.rank == 0) options.max_frame_bytes = 8192;
+  });
+  const Error error =
+      error_of([] { stitch::rpc_sync<throws_many>("worker1", std::size_t{1} << 20); });
+  EXPECT_EQ(error.code(), ErrorCode::remote_exception);
   EXPECT_EQ(stitch::rpc_sync<text_of>("worker1", std::size_t{3}), "xxx");
 }
 

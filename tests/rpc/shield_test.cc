@@ -99,6 +99,28 @@ TEST(Detached, WorkOutlivesItsCall) {
   gate = nullptr;
 }
 
+TEST(Detached, ItsFunctionLivesUntilTheWorkHasEnded) {
+  Cluster cluster(1);
+  const Promise<void> never;
+  auto kept = std::make_shared<int>(7);
+  const std::weak_ptr<int> watch = kept;
+  std::atomic<int> lived{-1};
+  const auto work =
+      stitch::detached([kept, watch, future = never.future(), &lived]() -> Future<void> {
+        try {
+          co_await future;
+        } catch (const Error&) {
+          std::this_thread::sleep_for(20ms);  // the future is complete
+          lived = watch.expired() ? 0 : 1;
+        }
+      });
+  kept = nullptr;
+  work.cancel();
+  EXPECT_TRUE(eventually([&] { return lived != -1; }));
+  EXPECT_EQ(lived, 1);
+  EXPECT_TRUE(eventually([&] { return watch.expired(); }));
+}
+
 TEST(Detached, ReturnsWhatItsFunctionDoes) {
   EXPECT_EQ(stitch::detached([] { return 2; }), 2);
   EXPECT_EQ(stitch::detached([] { return stitch::make_ready(2); }).get(), 2);

@@ -121,6 +121,20 @@ TEST(OwnerTable, TheFirstOutcomeOfACreationStands) {
 
 const Error kNotSent(ErrorCode::cancelled, "it was not sent");
 
+TEST(OwnerTable, WaitersOfAPlaceholderThatGoesEndWithoutTheLock) {
+  OwnerTable table(kOwner);
+  TableEffects effects;
+  ASSERT_TRUE(table.receive(kObject, kHere));
+  std::optional<Error> heard;
+  table.when_resolved(
+      kObject, [&](const auto&, const std::optional<Error>& failure) { heard = failure; }, effects);
+  table.drop_local(kObject, effects);
+  EXPECT_FALSE(table.contains(kObject));
+  ASSERT_EQ(effects.run.size(), 1U);
+  effects.run.front()();
+  EXPECT_EQ(heard->code(), ErrorCode::cancelled);
+}
+
 TEST(OwnerTable, AnObjectThatWasNeverRequestedIsOneThatFailedAndThatItsCreatorHolds) {
   OwnerTable table(kOwner);
   TableEffects effects;
