@@ -324,6 +324,23 @@ void CEREAL_LOAD_FUNCTION_NAME(InArchive& archive, cereal::BinaryData<T>& data) 
   using Element = std::remove_cv_t<std::remove_pointer_t<std::decay_t<T>>>;
   archive.read_array(static_cast<Element*>(data.data), data.size / sizeof(Element));
 }
+// cereal's own function writes an array in one piece and reads it by its elements.
+template <class T, std::size_t N>
+void CEREAL_SAVE_FUNCTION_NAME(OutArchive& archive, const T (&array)[N]) {
+  if constexpr (std::is_arithmetic_v<T>) {
+    archive.write_array(array, N);
+  } else {
+    for (const T& each : array) archive(each);
+  }
+}
+template <class T, std::size_t N>
+void CEREAL_LOAD_FUNCTION_NAME(InArchive& archive, T (&array)[N]) {
+  if constexpr (std::is_arithmetic_v<T>) {
+    archive.read_array(array, N);
+  } else {
+    for (T& each : array) archive(each);
+  }
+}
 inline void CEREAL_SAVE_FUNCTION_NAME(OutArchive& archive, const at::Tensor& tensor) {
   archive.write_tensor(tensor);
 }
@@ -350,5 +367,11 @@ void CEREAL_LOAD_FUNCTION_NAME(InArchive& archive, Error& error);
 
 CEREAL_REGISTER_ARCHIVE(stitch::rpc::OutArchive)
 CEREAL_REGISTER_ARCHIVE(stitch::rpc::InArchive)
+namespace cereal {
+template <class T, std::size_t N>
+struct specialize<stitch::rpc::OutArchive, T[N], specialization::non_member_load_save> {};
+template <class T, std::size_t N>
+struct specialize<stitch::rpc::InArchive, T[N], specialization::non_member_load_save> {};
+}  // namespace cereal
 CEREAL_SETUP_ARCHIVE_TRAITS(stitch::rpc::InArchive, stitch::rpc::OutArchive)
 CEREAL_SETUP_ARCHIVE_TRAITS(stitch::rpc::InProbe, stitch::rpc::OutProbe)
