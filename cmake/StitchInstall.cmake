@@ -27,7 +27,7 @@ install(EXPORT stitchTargets NAMESPACE stitch:: DESTINATION "${stitch_package_di
 if(TARGET stitch_shared)
   install(TARGETS stitch_shared EXPORT stitchSharedTargets
     LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}" COMPONENT shared NAMELINK_COMPONENT shared ${stitch_shared_optional})
-  install(EXPORT stitchSharedTargets FILE stitchTargets.cmake NAMESPACE stitch:: DESTINATION "${stitch_package_dir}"
+  install(EXPORT stitchSharedTargets NAMESPACE stitch:: DESTINATION "${stitch_package_dir}"
     COMPONENT shared ${stitch_shared_optional})
 endif()
 install(TARGETS stitch-run RUNTIME DESTINATION "${CMAKE_INSTALL_BINDIR}")
