@@ -410,6 +410,8 @@ void Pass::begin(std::vector<at::Tensor> gradients, Promise<void> done,
   }
   guard([&] {
     for (std::size_t i = 0; i < gradients.size(); ++i) strand_->seed(i, std::move(gradients[i]));
+    strand_->start();
+    apply([](PassProtocol& protocol) { return protocol.begin(); });
   });
   strand_->start();  // also after an error: a pass that was aborted ends on its strand
 }

@@ -16,6 +16,14 @@ void PassProtocol::set_graph(std::unique_ptr<PassGraph> graph) {
   missing_ = graph_->sends().size();
 }
 
+PassEffects PassProtocol::begin() {
+  PassEffects effects;
+  if (!running()) return effects;
+  begun_ = true;
+  advance(effects);
+  return effects;
+}
+
 // ---- messages
 
 PassEffects PassProtocol::on_mark(const WorkerInfo& from, const wire::Mark& mark) {
@@ -278,7 +286,7 @@ void PassProtocol::disengage(PassEffects& effects) {
     const WorkerId to = *parent_;
     effects.acks.emplace_back(to, answer_parent());
   }
-  if (!is_root()) return;
+  if (!is_root() || !begun_) return;
   if (phase_ == Phase::gradients) end_gradients(effects);
   if (phase_ == Phase::marking && deficit_ == 0) close_marking(effects);
 }

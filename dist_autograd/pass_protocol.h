@@ -74,6 +74,9 @@ class PassProtocol {
   // The graph, once it has been built. REQUIRES: called once, before every event below.
   void set_graph(std::unique_ptr<PassGraph> graph);
 
+  // Root: the roots are seeded.
+  [[nodiscard]] PassEffects begin();
+
   [[nodiscard]] PassEffects on_mark(const WorkerInfo& from, const wire::Mark& mark);
   [[nodiscard]] PassEffects on_ack(const WorkerInfo& from, const wire::Ack& ack);
   [[nodiscard]] PassEffects on_quiet(const WorkerInfo& from);
@@ -151,6 +154,7 @@ class PassProtocol {
   std::map<WorkerId, std::uint64_t> deficits_;  // the same by receiver
   std::map<WorkerId, std::uint32_t> owed_;      // ACKs for GRADIENTS, but for the parent's first
   std::set<WorkerId> participants_;             // as the ACKs named them
+  bool begun_ = false;                          // root: its own messages are counted
   std::set<WorkerId> not_done_;                 // root: those that have not said DONE
   bool heard_quiet_ = false;
 

@@ -93,8 +93,9 @@ struct ThreadPool::State : std::enable_shared_from_this<ThreadPool::State> {
 
 void ThreadPool::State::add_thread() noexcept {
   if (alive >= max_running + kMaxExtra) {
-    return miss_thread(std::to_string(kMaxExtra) +
-                       " of its handlers wait for something, and no more threads are added");
+    std::string why = std::to_string(kMaxExtra);  // not operator+: g++ 12 warns of that here
+    why += " of its handlers wait for something, and no more threads are added";
+    return miss_thread(why);
   }
   ++alive;
   waking = true;

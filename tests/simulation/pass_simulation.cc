@@ -83,6 +83,8 @@ class World final : public PassHistory {
     });
     if (!failed()) check_rest();
   }
+  // The root starts its strand before its protocol begins: the strand may run, and messages may
+  // come, before that.
   void start() {
     open(root_);
     for (const std::size_t root : roots_) states_[root].live = true;
@@ -92,6 +94,11 @@ class World final : public PassHistory {
     }
     workers_[root_].participant = true;
     workers_[root_].scheduled = true;
+    begin_pending_ = true;
+  }
+  void begin() {
+    begin_pending_ = false;
+    apply(root_, root_, {}, [](PassProtocol& protocol) { return protocol.begin(); });
   }
   // The plan: what the roots and the send nodes of this worker lead to.
   void open(std::size_t at) {
@@ -146,6 +153,7 @@ class World final : public PassHistory {
       const auto [at, peer] = losses_.take(i);
       lose(at, peer);
     });
+    if (begin_pending_ && workers_[root_].alive) possible.emplace_back([this] { begin(); });
     if (possible.empty()) return false;
     possible[pick(possible.size())]();
     return true;
@@ -545,6 +553,7 @@ class World final : public PassHistory {
   std::size_t throwing_node_ = 0;
   std::size_t liar_ = 0;  // no worker if it is the root
   bool lied_ = false;
+  bool begin_pending_ = false;
   bool faulty_ = false;  // something has gone wrong that the pass has to fail for, or may
   bool succeeded_ = false;
   bool marked_ = false;  // a MARK was sent
