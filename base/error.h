@@ -49,7 +49,7 @@ class Error : public std::exception {
 
   // What a program decides by.
   [[nodiscard]] ErrorCode code() const noexcept { return fields_->code; }
-  // For people: lower case, the subject first. docs/errors.md has them all.
+  // For people: lower case, the subject first. docs/errors.md explains them.
   [[nodiscard]] const char* what() const noexcept override { return fields_->text.c_str(); }
   // The worker the error came from or is about; empty when it concerns none.
   [[nodiscard]] const std::string& worker() const noexcept { return fields_->worker; }

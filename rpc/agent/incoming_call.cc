@@ -237,7 +237,7 @@ void IncomingCall::stop(bool answered) {
 
 void IncomingCall::stop_at_deadline(const std::string& where) {
   const bool answered = answered_.exchange(true);
-  // It counts as held until its handler, or what it waits for, has let go of it.
+  // The call counts as held until its handler, and each queue that keeps it, lets go of it.
   if (!answered) send_error(Error(ErrorCode::timeout, where));
   stop(answered);
 }

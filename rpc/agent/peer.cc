@@ -519,8 +519,7 @@ void Peer::on_attempt_failed(const PeerConnection& attempt, const Error& reason,
   addresses_[attempt.address].failure = reason;
   ++addresses_[attempt.address].failures;
   addresses_[attempt.address].abandoned = no_process_listens;
-  // How an open connection ended does not predict the next one: one cut within a sealed record ends
-  // with `protocol`.
+  // The end of an open connection does not predict the next one.
   if (!attempt.peer && is_refusal(reason)) addresses_[attempt.address].refusal = reason.what();
   if (spare_ && !offered_) {
     offer_spare(effects);

@@ -37,7 +37,7 @@ struct PeerFlow {
   [[nodiscard]] std::size_t counted_data(std::size_t bytes, std::size_t beside) const noexcept {
     return std::min(counted(bytes, beside) + kCallBytes, limits().bytes);
   }
-  // Counts a reply or frame of the peer that waits for tensors beside it. False when that exceeds
+  // Counts a frame of the peer that waits for tensors beside it. False when that exceeds
   // the limit; end_held_data() in any case.
   [[nodiscard]] bool hold_data(std::size_t bytes) noexcept {
     return held_data.fetch_add(bytes) + bytes <= limits().bytes;

@@ -49,7 +49,7 @@ void take(int signal, const char* name) {
   if (::sigaction(signal, nullptr, &before) != 0) return;
   const bool siginfo = (before.sa_flags & SA_SIGINFO) != 0;
   if (!siginfo && (before.sa_handler == SIG_IGN || before.sa_handler == &on_stop_signal)) return;
-  if (requested_at != 0) return;  // a second one ends the process
+  if (requested_at != 0) return;  // a second signal ends the process
   if (siginfo || before.sa_handler != SIG_DFL) {
     throw Error(ErrorCode::invalid_argument,
                 std::string("stop_on_signals: this program has its own handler of ") + name);

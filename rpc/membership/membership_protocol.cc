@@ -476,8 +476,6 @@ std::optional<Notice> MembershipProtocol::obituary(const WorkerInfo& info) const
 
 namespace {
 
-// Intervals of heartbeats in which a life connects to its judge, before the judge connects to it.
-constexpr int kOwnConnect = 2;
 // Heartbeats in a row whose digest differs before a list is sent.
 constexpr int kMismatches = 2;
 
@@ -495,12 +493,11 @@ void MembershipProtocol::watch(Entry& entry, WorkerId decider, Time now, Effects
   if (!entry.absent) {
     if (!decides && entry.info().id != decider) return end_absence(entry);
     if (!entry.awaited_since) entry.awaited_since = now;
-    const auto waited = now - std::max(*entry.awaited_since, awake_since_);
+    const bool late = now - std::max(*entry.awaited_since, awake_since_) >= timeout;
     if (!entry.reached_at) {
-      // A life that runs connects by itself, at its first tick.
-      if (decides && waited < kOwnConnect * heartbeat_interval(settings_.heartbeat_timeout)) return;
+      if (decides && !late) return;
       entry.awaited_since = now;
-    } else if (waited >= timeout) {
+    } else if (late) {
       entry.askers.insert(self_.info.id);
       entry.absent = true;
     }

@@ -28,7 +28,7 @@ struct Effects {
   };
   std::vector<std::shared_ptr<void>> destroy;  // unreferenced objects: release them
   std::vector<Run> run;                        // waiters to call
-  bool flush = false;           // ledgers have something to say: send Lifetime::take_frames() soon
+  bool flush = false;           // ledgers have something to say: send their frames soon
   bool kept = false;            // a borrow outlives its message: call register_kept() later
   std::optional<Error> broken;  // the peer broke the protocol: close its connection with this error
 };

@@ -13,7 +13,7 @@ namespace stitch::transport {
 // Replaces a link over a network once its handshake is finished: the same stream, in sealed records
 // (session_seal.h) of at most kMaxPlainBytes bytes, over `link`. read() throws
 // Error(unauthenticated) or Error(protocol) when what arrives is not what the peer sealed, and a
-// stream that ends within a record has ended with `protocol`.
+// stream that ends within a record has ended with `disconnected`.
 //
 // `early` has been read from `link` already and is sealed; the next `plain_output` bytes that are
 // written belong to the handshake and are not sealed. `link` is unchanged when something is thrown.
