@@ -13,7 +13,7 @@ void start_sodium() {
 
 void fill_random(std::span<std::byte> bytes) {
   start_sodium();
-  randombytes_buf(bytes.data(), bytes.size());
+  if (!bytes.empty()) randombytes_buf(bytes.data(), bytes.size());
 }
 
 std::uint64_t random_number() {

@@ -124,11 +124,11 @@ TEST(OddEnvironments, StitchRunNeedsNoStandardDescriptorsAndNoSignals) {
        {"exec <&-", "exec >&-", "trap '' CHLD TERM INT HUP", "trap '' PIPE USR1"}) {
     SCOPED_TRACE(odd);
     RunningCommand run({"sh", "-c", std::string(odd) + "; exec \"$@\"", "sh", STITCH_RUN, "-n", "2",
-                        "--timeout", "20", WORLD_PROGRAM, "calls"});
+                        "--timeout", "60", WORLD_PROGRAM, "calls"});
     EXPECT_EQ(run.wait(), 0) << run.err();
   }
   RunningCommand blocked(
-      {"env", "--block-signal", STITCH_RUN, "-n", "2", "--timeout", "20", WORLD_PROGRAM, "calls"});
+      {"env", "--block-signal", STITCH_RUN, "-n", "2", "--timeout", "60", WORLD_PROGRAM, "calls"});
   EXPECT_EQ(blocked.wait(), 0) << blocked.err();
 }
 
