@@ -40,6 +40,9 @@ transport::Message numbered(std::uint64_t number, Session::Received received,
 // Keeps what is sent until the test says what becomes of it, or passes it on at once.
 class Held final : public transport::Connection {
  public:
+  ~Held() override {
+    while (!dones.empty()) finish(Error(ErrorCode::disconnected, "gone"));
+  }
   [[nodiscard]] const transport::Hello& peer() const override { return hello_; }
   void send(transport::Message message, transport::SendDone done) override {
     kinds.push_back(transport::peek_frame(message.frame)->kind);
