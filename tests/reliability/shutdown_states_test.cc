@@ -93,8 +93,10 @@ bool in_time(Worker& self, std::chrono::nanoseconds limit = kLimit) {
   const auto start = Clock::now();
   self.shutdown({.graceful = true, .wait = limit, .timeout = limit});
   const auto took = Clock::now() - start;
-  std::ofstream(std::getenv("SHUTDOWN_TEST_TIMES"), std::ios::app)
-      << std::chrono::duration<double, std::milli>(took).count() << '\n';
+  if (const char* const path = std::getenv("SHUTDOWN_TEST_TIMES")) {
+    std::ofstream(path, std::ios::app)
+        << std::chrono::duration<double, std::milli>(took).count() << '\n';
+  }
   return took <= limit + 1s;
 }
 

@@ -62,12 +62,12 @@ class SilentEndpoint final : public stitch::transport::Endpoint {
       void send(stitch::transport::Message, stitch::transport::SendDone done) override {
         done(Error(ErrorCode::disconnected, "the peer does not read"));
       }
-      void close(const Error&) override {}
+      void close(const Error&) override { events_ = {}; }
       [[nodiscard]] std::string describe() const override { return address_; }
 
      private:
       const std::string address_;
-      const stitch::transport::ConnectionEvents events_;
+      stitch::transport::ConnectionEvents events_;
       const stitch::transport::Hello none_{};
     };
     return std::make_shared<Silent>(address, std::move(events));
