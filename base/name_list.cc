@@ -8,9 +8,6 @@
 
 namespace stitch::base {
 
-namespace {
-
-// The edit distance if it is at most `max`, else some larger number.
 std::size_t edit_distance(const std::string& a, const std::string& b, std::size_t max) {
   if (std::max(a.size(), b.size()) - std::min(a.size(), b.size()) > max) return max + 1;
   std::vector<std::size_t> row(b.size() + 1);
@@ -24,6 +21,8 @@ std::size_t edit_distance(const std::string& a, const std::string& b, std::size_
   }
   return row.back();
 }
+
+namespace {
 
 [[nodiscard]] std::string without_scope(const std::string& name) {
   const auto at = name.rfind("::", name.find('<'));  // not inside template arguments

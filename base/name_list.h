@@ -1,9 +1,14 @@
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <vector>
 
 namespace stitch::base {
+
+// The edit distance if it is at most `max`, else some larger number.
+[[nodiscard]] std::size_t edit_distance(const std::string& a, const std::string& b,
+                                        std::size_t max);
 
 // "a, b, c".
 [[nodiscard]] std::string join_names(const std::vector<std::string>& names);

@@ -33,18 +33,15 @@ void ContextRelease::end_context(const std::shared_ptr<ContextState>& context) n
   release(ended.peers, release_of_own(context->id()));
 }
 
-// Valid from the home, and from a worker that told this one the id, unless the home did, too: then
-// its own follows. From others it is valid only if the context is unknown here: then it has
-// overtaken the call that tells the id.
+// The home ends the context. Any other worker says that it calls no more under it: the context ends
+// with the last that has told the id, and later calls of that worker alone are not recorded, which
+// its RELEASE may have overtaken.
 void ContextRelease::on_release(const WorkerInfo& from, const wire::Release& release_of) noexcept {
   const ContextId& id = release_of.context;
   const bool from_home = from.id == id.home && from.epoch == id.epoch;
-  const auto known = contexts_.find(id);
-  if (known && !from_home &&
-      (!known->told_by(from.id, from.epoch) || known->told_by(id.home, id.epoch)))
-    return;
   std::vector<std::shared_ptr<ContextState>> over;
-  if (auto context = contexts_.remove(id)) over.push_back(std::move(context));
+  if (auto context = from_home ? contexts_.remove(id) : contexts_.remove_told_by(id, from))
+    over.push_back(std::move(context));
   if (from_home) {
     // Without this, what is remembered would grow while a context of that home goes on: of the
     // others, this worker takes part in some only.

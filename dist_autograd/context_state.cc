@@ -100,6 +100,10 @@ std::shared_ptr<Pass> ContextState::open_pass(PassId id,
   if (const auto found = passes_.find(id); found != passes_.end()) return found->second;
   if (is_past(id)) return nullptr;
   check_usable();
+  if (passes_.size() >= kMaxPasses)
+    throw Error(ErrorCode::overloaded, "context " + dist_autograd::to_string(id_) + " has " +
+                                           std::to_string(passes_.size()) +
+                                           " backward passes that have not ended");
   auto pass = make();
   passes_.emplace(id, pass);
   return pass;

@@ -76,7 +76,8 @@ class ContextState {
   // is called also when no pass could be made.
   [[nodiscard]] std::uint64_t next_pass() STITCH_EXCLUDES(mutex_);
   // The pass of that id; made by `make` when it is new. Null when that pass has ended here. Throws
-  // as throw_if_unusable() instead of making one.
+  // as throw_if_unusable() instead of making one, or Error(overloaded) beyond kMaxPasses.
+  static constexpr std::size_t kMaxPasses = 4096;
   [[nodiscard]] std::shared_ptr<Pass> open_pass(PassId id,
                                                 const std::function<std::shared_ptr<Pass>()>& make)
       STITCH_EXCLUDES(mutex_);

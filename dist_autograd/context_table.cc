@@ -1,7 +1,9 @@
 #include "stitch/dist_autograd/context_table.h"
 
+#include <algorithm>
 #include <iterator>
 #include <limits>
+#include <string>
 
 namespace stitch::dist_autograd {
 
@@ -28,6 +30,17 @@ std::shared_ptr<ContextState> ContextTable::find_or_join(const ContextId& id) {
 std::shared_ptr<ContextState> ContextTable::find_or_join(const ContextId& id,
                                                          const WorkerInfo& teller) {
   base::MutexLock lock(mutex_);
+  const auto released = ended_.find({{id.home, id.epoch}, {teller.id, teller.epoch}});
+  if (released != ended_.end() && released->second.contains(id.counter)) return nullptr;
+  if (contexts_.size() >= kMaxTold && !contexts_.contains(id)) {
+    const auto told = std::count_if(contexts_.begin(), contexts_.end(), [&](const auto& each) {
+      return each.second->told_by(teller.id, teller.epoch);
+    });
+    if (static_cast<std::size_t>(told) >= kMaxTold)
+      throw Error(ErrorCode::overloaded, "this worker takes part in " + std::to_string(told) +
+                                             " dist_autograd contexts that " + to_string(teller) +
+                                             " has told it");
+  }
   auto context = find_or_make(id);
   if (context) context->add_teller(teller.id, teller.epoch);
   return context;
@@ -46,13 +59,29 @@ std::shared_ptr<ContextState> ContextTable::remove(const ContextId& id) {
   if (own(id)) {
     own_.erase(id.counter);
   } else {
-    ended_[{id.home, id.epoch}].insert(id.counter);
+    ended_by_home(id.home, id.epoch).insert(id.counter);
   }
   const auto found = contexts_.find(id);
   if (found == contexts_.end()) return nullptr;
   auto context = std::move(found->second);
   contexts_.erase(found);
   return context;
+}
+
+std::shared_ptr<ContextState> ContextTable::remove_told_by(const ContextId& id,
+                                                           const WorkerInfo& teller) {
+  base::MutexLock lock(mutex_);
+  ended_[{{id.home, id.epoch}, {teller.id, teller.epoch}}].insert(id.counter);
+  const auto found = contexts_.find(id);
+  if (found == contexts_.end() || !found->second->remove_teller(teller.id, teller.epoch))
+    return nullptr;
+  auto context = std::move(found->second);
+  contexts_.erase(found);
+  return context;
+}
+
+rref::IntervalSet& ContextTable::ended_by_home(WorkerId home, std::uint64_t epoch) {
+  return ended_[{{home, epoch}, {home, epoch}}];
 }
 
 std::vector<std::shared_ptr<ContextState>> ContextTable::raise_low_water(WorkerId home,
@@ -66,7 +95,7 @@ std::vector<std::shared_ptr<ContextState>> ContextTable::take_below(WorkerId hom
                                                                     std::uint64_t epoch,
                                                                     std::uint64_t counter) {
   std::vector<std::shared_ptr<ContextState>> taken;
-  ended_[{home, epoch}].insert_below(counter);
+  ended_by_home(home, epoch).insert_below(counter);
   const auto first = contexts_.lower_bound({home, epoch, 0});
   const auto last = contexts_.lower_bound({home, epoch, counter});
   taken.reserve(static_cast<std::size_t>(std::distance(first, last)));
@@ -78,7 +107,7 @@ std::vector<std::shared_ptr<ContextState>> ContextTable::take_below(WorkerId hom
 void ContextTable::add_ended(WorkerId home, std::uint64_t epoch, std::uint64_t first,
                              std::uint64_t last) {
   base::MutexLock lock(mutex_);
-  ended_[{home, epoch}].insert_run(first, last);
+  ended_by_home(home, epoch).insert_run(first, last);
 }
 
 std::uint64_t ContextTable::low_water() const {
@@ -95,6 +124,7 @@ std::uint64_t ContextTable::ended_from(std::uint64_t counter) const {
 std::vector<std::shared_ptr<ContextState>> ContextTable::remove_home(WorkerId home,
                                                                      std::uint64_t epoch) {
   base::MutexLock lock(mutex_);
+  std::erase_if(ended_, [&](const auto& each) { return each.first.first == Life(home, epoch); });
   return take_below(home, epoch, std::numeric_limits<std::uint64_t>::max());
 }
 
@@ -118,19 +148,23 @@ std::vector<std::shared_ptr<ContextState>> ContextTable::all() const {
 std::size_t ContextTable::ended_remembered() const {
   base::MutexLock lock(mutex_);
   std::size_t count = 0;
-  for (const auto& [life, counters] : ended_) count += counters.runs();
+  for (const auto& [lives, counters] : ended_) count += counters.runs();
   return count;
 }
 
 bool ContextTable::has_ended(const ContextId& id) const {
   base::MutexLock lock(mutex_);
-  return !contexts_.contains(id) && (closed_ || ended(id));
+  if (contexts_.contains(id)) return false;
+  return closed_ || ended(id) || std::any_of(ended_.begin(), ended_.end(), [&](const auto& each) {
+           return each.first.first == Life(id.home, id.epoch) && each.second.contains(id.counter);
+         });
 }
 
 // REQUIRES: the context is not here.
 bool ContextTable::ended(const ContextId& id) const {
   if (own(id)) return true;
-  const auto found = ended_.find({id.home, id.epoch});
+  const Life home(id.home, id.epoch);
+  const auto found = ended_.find({home, home});
   return found != ended_.end() && found->second.contains(id.counter);
 }
 

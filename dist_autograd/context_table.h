@@ -33,12 +33,19 @@ class ContextTable {
   [[nodiscard]] std::shared_ptr<ContextState> find_or_join(const ContextId& id)
       STITCH_EXCLUDES(mutex_);
   // The same, told by `teller`, which is stored before any other thread sees the context: `teller`
-  // may send its RELEASE at any time.
+  // may send its RELEASE at any time. Throws Error(overloaded) if it has told kMaxTold that have
+  // not ended.
+  static constexpr std::size_t kMaxTold = std::size_t{1} << 16;
   [[nodiscard]] std::shared_ptr<ContextState> find_or_join(const ContextId& id,
                                                            const WorkerInfo& teller)
       STITCH_EXCLUDES(mutex_);
   // Takes a context out, for good, whether it is known here or not. Null when it is not here.
   [[nodiscard]] std::shared_ptr<ContextState> remove(const ContextId& id) STITCH_EXCLUDES(mutex_);
+  // `teller`, which is not the home, will make no more calls under a context: later ones of it do
+  // not revive it here. Takes the context out if no other worker has told it.
+  [[nodiscard]] std::shared_ptr<ContextState> remove_told_by(const ContextId& id,
+                                                             const WorkerInfo& teller)
+      STITCH_EXCLUDES(mutex_);
   // All contexts of that home below `counter` have ended. Takes out those that are still here: the
   // worker that would have sent their RELEASE has died.
   [[nodiscard]] std::vector<std::shared_ptr<ContextState>> raise_low_water(WorkerId home,
@@ -70,6 +77,8 @@ class ContextTable {
   [[nodiscard]] std::shared_ptr<ContextState> find_or_make(const ContextId& id)
       STITCH_REQUIRES(mutex_);
   [[nodiscard]] bool ended(const ContextId& id) const STITCH_REQUIRES(mutex_);
+  [[nodiscard]] rref::IntervalSet& ended_by_home(WorkerId home, std::uint64_t epoch)
+      STITCH_REQUIRES(mutex_);
   [[nodiscard]] std::vector<std::shared_ptr<ContextState>> take_below(WorkerId home,
                                                                       std::uint64_t epoch,
                                                                       std::uint64_t counter)
@@ -87,7 +96,9 @@ class ContextTable {
   std::set<std::uint64_t> own_
       STITCH_GUARDED_BY(mutex_);  // counters of this worker's live contexts
   std::map<ContextId, std::shared_ptr<ContextState>> contexts_ STITCH_GUARDED_BY(mutex_);
-  std::map<Life, rref::IntervalSet> ended_ STITCH_GUARDED_BY(mutex_);  // of other workers
+  // Counters of contexts of other workers that have ended: {home, who said so}. Of all but the home
+  // it counts for their own calls only.
+  std::map<std::pair<Life, Life>, rref::IntervalSet> ended_ STITCH_GUARDED_BY(mutex_);
 };
 
 }  // namespace stitch::dist_autograd

@@ -22,9 +22,10 @@ bool require_life(rpc::Agent& agent, WorkerId worker, std::uint64_t epoch, const
   if (present != nullptr && present->info().epoch == epoch) return true;
   // Below the first epoch known here it may have ended before this worker joined.
   if (present != nullptr && epoch != 0 && epoch < present->info().epoch) return false;
-  throw Error(ErrorCode::protocol, std::string(what) + " is worker " +
-                                       std::to_string(worker.value()) + " in epoch " +
-                                       std::to_string(epoch) + ", which does not exist");
+  // A third worker may have made it up, or told the sender of it before this one.
+  throw Error(ErrorCode::disconnected, std::string(what) + " is worker " +
+                                           std::to_string(worker.value()) + " in epoch " +
+                                           std::to_string(epoch) + ", which is not known here");
 }
 
 }  // namespace stitch::dist_autograd

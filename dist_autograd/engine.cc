@@ -139,10 +139,8 @@ void Engine::on_frame(rpc::InMessage message) {
     wire::Release release;
     archive(release);
     archive.expect_end();
-    if (!require_life(agent_, release.context.home, release.context.epoch,
-                      "the home of a context that has ended")) {
-      return;  // it ended with the life of its home
-    }
+    const rpc::Life* const home = agent_.peers().life(release.context.home);
+    if (home == nullptr || home->info().epoch != release.context.epoch) return;  // it is over
     if (release.context.home == agent_.self().id)
       throw Error(ErrorCode::protocol,
                   "only its home may end context " + to_string(release.context));

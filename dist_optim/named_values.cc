@@ -35,7 +35,9 @@ void check_state_tensor(std::string_view name, const NamedValue& value, const at
                         at::IntArrayRef sizes) {
   const auto* const tensor = std::get_if<at::Tensor>(&value);
   if (tensor == nullptr || !tensor->defined()) return;
-  if (tensor->sizes() == sizes && tensor->scalar_type() == parameter.scalar_type()) return;
+  if (tensor->layout() == at::kStrided && tensor->sizes() == sizes &&
+      tensor->scalar_type() == parameter.scalar_type())
+    return;
   std::ostringstream why;
   why << in_quotes(name) << " of type " << tensor->scalar_type() << ' ' << tensor->sizes()
       << " for a parameter of type " << parameter.scalar_type() << ' ' << parameter.sizes();
@@ -43,7 +45,7 @@ void check_state_tensor(std::string_view name, const NamedValue& value, const at
 }
 
 void FieldMover::operator()(std::string_view, at::Tensor& field) const {
-  if (field.defined()) field = field.to(device_);
+  if (field.defined()) field = field.detach().to(device_).contiguous();
 }
 
 void FieldAssigner::operator()(std::string_view name, at::Tensor& field) {

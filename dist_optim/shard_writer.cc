@@ -16,6 +16,7 @@
 
 #include "stitch/base/byte_io.h"
 #include "stitch/base/descriptor.h"
+#include "stitch/base/own_folder.h"
 #include "stitch/base/signals.h"
 #include "stitch/dist_optim/shard_format.h"
 
@@ -26,8 +27,9 @@ namespace fs = std::filesystem;
 class ShardWriter::File {
  public:
   File(fs::path path, std::size_t parameters) : path_(std::move(path)), left_(parameters) {
-    file_ = base::Descriptor(
-        ::open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0666));
+    const base::Descriptor folder(
+        ::open(path_.parent_path().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    file_ = base::make_file(folder.get(), path_.filename());
     if (!file_) refuse_checkpoint(path_, "cannot be written: " + system_error_text(errno));
   }
   ~File() {

@@ -9,14 +9,12 @@
 
 #include "stitch/base/deadline.h"
 #include "stitch/base/demangle.h"
-#include "stitch/base/name_list.h"
 #include "stitch/base/process_setup.h"
 #include "stitch/rpc/agent/agent.h"
 #include "stitch/rpc/agent/gather_exchange.h"
 #include "stitch/rpc/agent/stop_signals.h"
 #include "stitch/rpc/function/registry.h"
 #include "stitch/rpc/future/live_runtimes.h"
-#include "stitch/rpc/gathering.h"
 #include "stitch/rpc/options/security_options.h"
 #include "stitch/rpc/world/join_world.h"
 #include "stitch/rpc/world/world_extension.h"
@@ -50,12 +48,8 @@ void leave(rpc::Agent& agent, ShutdownOptions options) {
   if (first && alone_decides && !agent.stopped() && agent.live_members().size() == 1)
     rpc::WorldExtension::of(agent).end_world();
   if (!agent.stopped() && options.graceful && agent.options().world_size.is_elastic()) {
-    // The others are not waited for, but those that are in a gathering that has been completed here
-    // are about to fetch what they need.
-    constexpr std::chrono::seconds kFetchTimeout{2};
-    agent.gather_exchange().leave(
-        Error(ErrorCode::shutting_down, to_string(agent.self()) + " leaves the world"),
-        base::deadline_after(std::min<std::chrono::nanoseconds>(limit, kFetchTimeout)));
+    agent.gather_exchange().close(
+        Error(ErrorCode::shutting_down, to_string(agent.self()) + " leaves the world"));
   }
   const std::chrono::nanoseconds spent = std::chrono::steady_clock::now() - began;
   const auto error = agent.shutdown(
@@ -162,61 +156,39 @@ std::vector<std::string> Worker::all_names() const {
   return names;
 }
 
-Worker::Gathering Worker::begin_gathering(std::vector<std::string> names, rpc::OwnedObject value) {
+detail::Gathering Worker::begin_gathering(std::vector<std::string> names, std::string what,
+                                          rpc::OwnedObject value) {
   std::sort(names.begin(), names.end());
   names.erase(std::unique(names.begin(), names.end()), names.end());
-  if (!std::binary_search(names.begin(), names.end(), name())) {
+  const auto self = std::lower_bound(names.begin(), names.end(), name());
+  if (self == names.end() || *self != name()) {
     throw Error(ErrorCode::invalid_argument,
                 "worker \"" + name() +
                     "\" cannot take part in a barrier or all_gather that does not "
                     "name it");
   }
-  Gathering gathering;
   std::vector<WorkerInfo> lives;
-  for (const auto& each : names) {
-    const WorkerInfo& info = worker(each);
-    if (info.id != id()) gathering.others.push_back(info);
-    lives.push_back(info);
-  }
+  for (const auto& each : names) lives.push_back(worker(each));
   agent_->throw_if_stopped();
-  // The last of them arrives within rpc_timeout of this worker, or the gathering fails here; it has
-  // as long again to fetch what this worker gives.
-  const auto timeout = agent_->options().rpc_timeout;
-  gathering.key = agent_->gather_exchange().post(
-      lives, std::move(value), gathering.others,
-      base::deadline_or_none(2 * std::min(timeout, timeout.max() / 2)));
-  for (const auto& other : gathering.others) {  // the exchange may have heard of it before
-    if (agent_->peers().lost(other)) agent_->gather_exchange().on_lost(other);
+  auto begun = agent_->gather_exchange().begin(lives, what, std::move(value));
+  for (const auto& each : lives) {  // the exchange may have heard of it before
+    if (agent_->peers().lost(each)) agent_->gather_exchange().on_lost(each);
   }
-  return gathering;
+  std::rotate(names.begin(), std::next(self), names.end());
+  std::reverse(names.begin(), names.end());
+  return {begun.key.set,    begun.key.number,     std::move(what), std::move(begun.sources),
+          std::move(names), std::move(begun.done)};
 }
 
-void Worker::fail_gathering(const std::string& what,
-                            const std::vector<std::pair<WorkerInfo, Error>>& failures) const {
-  const std::string here = what + " on " + to_string(info()) + " failed: ";
-  for (const auto& [info, error] : failures) {  // a worker in another gathering did answer
-    if (error.code() == ErrorCode::invalid_argument)
-      throw Error(error.code(), here + error.what()).with_worker(error.worker());
-  }
-  // One that is gone is why others, which wait for it, too, have not answered. So is one that says
-  // that it leaves: who has to do without it needs no second code for that.
-  const auto gone = std::ranges::find_if(failures, [](const auto& failure) {
-    const Error& error = failure.second;
-    return error.code() == ErrorCode::disconnected ||
-           (error.code() == ErrorCode::shutting_down && error.remote());
-  });
-  const Error& first = (gone == failures.end() ? failures.begin() : gone)->second;
-  std::vector<std::string> names;
-  for (const auto& [info, error] : failures) names.push_back(to_string(info));
-  throw Error(gone == failures.end() ? first.code() : ErrorCode::disconnected,
-              here + "no answer from " + base::join_names(names) + ": " + first.what())
-      .with_worker(first.worker());
+void Worker::fail_gathering(const detail::Gathering& gathering, const Error& why) const {
+  const std::string what = gathering.what.substr(gathering.what.find(' ') + 1);
+  throw Error(why.code(), what + " on " + to_string(info()) + " failed: " + why.what())
+      .with_worker(why.worker());
 }
 
 void Worker::barrier(const std::vector<std::string>& names) {
-  static_cast<void>(gather<detail::Presence>(
-      begin_gathering(names, rpc::OwnedObject::of(std::make_shared<detail::Presence>())),
-      "barrier"));
+  static_cast<void>(gather<detail::Presence>(begin_gathering(
+      names, "a barrier", rpc::OwnedObject::of(std::make_shared<detail::Presence>()))));
 }
 
 namespace {
@@ -257,6 +229,8 @@ Worker init(Options options) {
     base::set_up_process();
     rpc::FunctionRegistry::instance().check();
     options = resolve_options(std::move(options));
+    const WorldSize& size = options.world_size;
+    base::expect_descriptors_for(size.max() == WorldSize::kNoLimit ? size.min() : size.max());
     if (options.stop_on_signals) rpc::take_stop_signals();
     return Worker(rpc::join_world(std::move(options)));
   } catch (const Error&) {

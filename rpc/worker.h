@@ -1,7 +1,6 @@
 #pragma once
 
 #include <any>
-#include <atomic>
 #include <chrono>
 #include <concepts>
 #include <cstdint>
@@ -15,7 +14,9 @@
 #include <utility>
 #include <vector>
 
+#include "stitch/base/demangle.h"
 #include "stitch/rpc/calls.h"
+#include "stitch/rpc/gathering.h"
 #include "stitch/rpc/membership/membership_watch.h"
 #include "stitch/rpc/message/owned_object.h"
 #include "stitch/rpc/options/options.h"
@@ -116,10 +117,11 @@ class Worker {
   // a handler, continuation, coroutine or callback.
   void shutdown(ShutdownOptions options = {});
 
-  // Waits until all workers, or all of `names` (this worker among them), have called it; an elastic
-  // world needs the names. Each set of lives counts its barriers and all_gathers by itself. Throws
-  // Error: disconnected when a participant dies or leaves, timeout naming the workers that did not
-  // arrive within Options::rpc_timeout, invalid_argument when one called all_gather() instead.
+  // Waits until all workers, or all of `names` (this worker among them), have called it, in log2 N
+  // rounds; an elastic world needs the names. Each set of lives counts its barriers and all_gathers
+  // by itself. Throws Error: disconnected naming a participant that dies or leaves, timeout naming
+  // one that did not arrive within Options::rpc_timeout, invalid_argument when one called
+  // all_gather() instead; all participants that still wait get the same error.
   void barrier() { barrier(all_names()); }
   void barrier(const std::vector<std::string>& names);
   // Gives `value` to all workers, or all of `names` (this worker among them), and returns the
@@ -216,19 +218,13 @@ class Worker {
   explicit Worker(std::shared_ptr<rpc::Agent> agent);
   [[noreturn]] static void fail_moved_from();
   [[nodiscard]] std::vector<std::string> all_names() const;
-  // Runs one gathering: posts `value` for the others of `names` under the key, and returns the key
-  // and the others.
-  struct Gathering {
-    std::string key;
-    std::vector<WorkerInfo> others;
-  };
-  [[nodiscard]] Gathering begin_gathering(std::vector<std::string> names, rpc::OwnedObject value);
-  // The values of the others, complete.
+  // Begins a gathering of this worker and the others of `names`.
+  [[nodiscard]] detail::Gathering begin_gathering(std::vector<std::string> names, std::string what,
+                                                  rpc::OwnedObject value);
+  // Throws the error of a gathering that failed.
+  [[noreturn]] void fail_gathering(const detail::Gathering& gathering, const Error& why) const;
   template <class T>
-  [[nodiscard]] std::vector<Future<T>> gather(const Gathering& gathering, const std::string& what);
-  // Throws the error of a gathering that failed, naming those that did not answer.
-  [[noreturn]] void fail_gathering(const std::string& what,
-                                   const std::vector<std::pair<WorkerInfo, Error>>& failures) const;
+  std::vector<rpc::OwnedObject> gather(const detail::Gathering& gathering);
 
   std::shared_ptr<rpc::Agent> agent_;
 };
@@ -269,67 +265,26 @@ template <class T>
   return detail::user_data_as<T>(*rpc::current_agent());
 }
 
-namespace detail {
-// Waits until all are complete, or until one has failed for another reason than a timeout, which
-// all of them share.
 template <class T>
-void wait_until_all_complete(const std::vector<Future<T>>& futures) {
-  if (futures.empty()) return;
-  const Promise<void> completed;
-  const auto left = std::make_shared<std::atomic<std::size_t>>(futures.size());
-  for (const auto& future : futures) {
-    future.on_ready([completed, left, future] {
-      const bool failed = future.has_error() && future.error().code() != ErrorCode::timeout;
-      if (left->fetch_sub(1) == 1 || failed) completed.set_value();
-    });
-  }
-  completed.future().get();
-}
-
-// The request for what another worker gives to a gathering, as a T (fetch_posted()).
-struct FetchRequest {
-  std::string_view function;  // what its errors name: the member of Worker that the program called
-  rpc::OutMessage message;
-};
-[[nodiscard]] FetchRequest begin_fetch(const std::string& key, const std::type_info& type);
-
-template <class T>
-Future<T> fetch_gathered(const std::shared_ptr<rpc::Agent>& agent, const WorkerInfo& to,
-                         const std::string& key) {
+std::vector<rpc::OwnedObject> Worker::gather(const detail::Gathering& gathering) {
   try {
-    auto request = begin_fetch(key, typeid(T));
-    return start_call<T>(agent, to, request.function, std::nullopt, std::move(request.message));
-  } catch (...) {
-    return make_failed<T>(to_error(std::current_exception()));
+    return detail::gather<T>(agent(), gathering);
+  } catch (const Error& error) {
+    fail_gathering(gathering, error);
   }
-}
-}  // namespace detail
-
-template <class T>
-std::vector<Future<T>> Worker::gather(const Gathering& gathering, const std::string& what) {
-  std::vector<Future<T>> futures;
-  for (const auto& other : gathering.others)
-    futures.push_back(detail::fetch_gathered<T>(agent(), other, gathering.key));
-  detail::wait_until_all_complete(futures);
-  std::vector<std::pair<WorkerInfo, Error>> failures;
-  for (std::size_t i = 0; i < futures.size(); ++i) {
-    if (futures[i].has_error()) failures.emplace_back(gathering.others[i], futures[i].error());
-  }
-  if (!failures.empty()) {
-    for (const auto& future : futures) future.cancel();  // no longer wanted
-    fail_gathering(what, failures);
-  }
-  return futures;
 }
 
 template <class T>
 std::map<std::string, T> Worker::all_gather(const T& value, const std::vector<std::string>& names) {
   static_assert(detail::WhyNot<T, detail::Object<T>>::kSaid);
-  const auto gathering = begin_gathering(names, rpc::OwnedObject::of(std::make_shared<T>(value)));
-  auto others = gather<T>(gathering, "all_gather of " + base::demangle(typeid(T).name()));
-  std::map<std::string, T> values{{name(), value}};
-  for (std::size_t i = 0; i < others.size(); ++i)
-    values.emplace(gathering.others[i].name, std::move(others[i]).get());
+  const auto gathering =
+      begin_gathering(names, "an all_gather of " + base::demangle(typeid(T).name()),
+                      rpc::OwnedObject::of(std::make_shared<T>(value)));
+  const auto objects = gather<T>(gathering);
+  std::map<std::string, T> values;
+  for (std::size_t i = 0; i < objects.size(); ++i) {
+    values.emplace(gathering.participants[i], *static_cast<const T*>(objects[i].object.get()));
+  }
   return values;
 }
 

@@ -1,14 +1,12 @@
 #include "diagnose.h"
 
 #include <fcntl.h>
-#include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cstdio>
-#include <fstream>
+#include <filesystem>
 #include <map>
 #include <set>
 #include <stdexcept>
@@ -16,6 +14,7 @@
 
 #include "diagnose_silent.h"
 #include "run_options.h"
+#include "stitch/base/own_folder.h"
 
 namespace stitch_run {
 namespace {
@@ -66,26 +65,47 @@ void list_workers(const Dumps& dumps, const SilentWorkers& silent,
   for (const std::string& name : names) text += "  \"" + name + "\" " + silent.why(name) + '\n';
 }
 
+// A file that is to be written. Nothing that has its name is opened: it is replaced.
+struct Place {
+  std::filesystem::path path;
+  stitch::base::Descriptor folder;
+  [[nodiscard]] std::string name() const { return path.filename(); }
+};
+
+Place place_of(const std::filesystem::path& path) {
+  std::error_code ignored;
+  const auto there = std::filesystem::symlink_status(path, ignored);
+  if (std::filesystem::exists(there) && !std::filesystem::is_regular_file(there))
+    throw std::runtime_error("\"" + path.string() + "\" is no file");
+  const auto folder = path.has_parent_path() ? path.parent_path() : ".";
+  return {path,
+          stitch::base::Descriptor(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC))};
+}
+
 // Has Graphviz draw. False where there is none.
-bool run_dot(const std::string& from, const std::string& to) {
-  const std::string output = "-o" + to;
-  const std::array<const char*, 5> command{"dot", "-Tsvg", from.c_str(), output.c_str(), nullptr};
-  const pid_t child = ::fork();
-  if (child < 0) return false;
+bool run_dot(const Place& dot, const Place& svg) {
+  const stitch::base::Descriptor from(
+      ::openat(dot.folder.get(), dot.name().c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC));
+  const std::string unfinished = svg.name() + ".part";
+  const auto to = stitch::base::make_file(svg.folder.get(), unfinished);
+  const int in = from.get();  // a forked child's Descriptors are empty
+  const int out = to.get();
+  const pid_t child = from && to ? ::fork() : -1;
   if (child == 0) {
     const int null = ::open("/dev/null", O_WRONLY);
     if (null >= 0) ::dup2(null, STDERR_FILENO);
-    ::execvp(command[0], const_cast<char* const*>(command.data()));
+    ::dup2(in, STDIN_FILENO);
+    ::dup2(out, STDOUT_FILENO);
+    ::execlp("dot", "dot", "-Tsvg", nullptr);
     ::_exit(127);
   }
   int status = -1;
-  return ::waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0;
-}
-
-void write_file(const std::string& path, const std::string& text) {
-  std::ofstream out(path, std::ios::binary | std::ios::trunc);
-  out << text;
-  if (!out.flush()) throw std::runtime_error("\"" + path + "\" cannot be written");
+  const bool drawn =
+      child > 0 && ::waitpid(child, &status, 0) == child && WIFEXITED(status) &&
+      WEXITSTATUS(status) == 0 &&
+      ::renameat(svg.folder.get(), unfinished.c_str(), svg.folder.get(), svg.name().c_str()) == 0;
+  if (!drawn) ::unlinkat(svg.folder.get(), unfinished.c_str(), 0);
+  return drawn;
 }
 
 }  // namespace
@@ -200,14 +220,19 @@ int diagnose(const std::vector<std::string>& arguments) {
   }
   const Dumps dumps = read_dumps(words[1]);
   std::fputs(diagnosis_text(dumps).c_str(), stdout);
-  const std::string default_dot = words[1] + "/waits.dot";
-  if (dot_file.empty()) dot_file = default_dot;
-  write_file(dot_file, diagnosis_dot(dumps));
-  const std::string svg = svg_file.empty() ? words[1] + "/waits.svg" : svg_file;
-  if (run_dot(dot_file, svg)) {
-    std::printf("\npicture: %s\n", svg.c_str());
+  const std::filesystem::path folder = words[1];
+  const auto place = [&](const std::string& file, const char* otherwise) {
+    if (!file.empty()) return place_of(file);
+    return Place{folder / otherwise, stitch::base::open_own_folder(folder)};
+  };
+  const Place dot = place(dot_file, "waits.dot");
+  const Place svg = place(svg_file, "waits.svg");
+  if (!stitch::base::write_file(dot.folder.get(), dot.name(), diagnosis_dot(dumps)))
+    throw std::runtime_error("\"" + dot.path.string() + "\" cannot be written");
+  if (run_dot(dot, svg)) {
+    std::printf("\npicture: %s\n", svg.path.c_str());
   } else {
-    std::printf("\npicture: %s (no SVG: \"dot\" of Graphviz is not there)\n", dot_file.c_str());
+    std::printf("\npicture: %s (no SVG: \"dot\" of Graphviz is not there)\n", dot.path.c_str());
   }
   return 0;
 }

@@ -8,6 +8,10 @@
 #include <system_error>
 #include <utility>
 
+#include "stitch/base/error.h"
+#include "stitch/base/own_folder.h"
+#include "stitch/base/printable.h"
+
 namespace stitch_run {
 namespace {
 
@@ -53,10 +57,7 @@ double required_number(const json& dump, const char* name) {
 }  // namespace
 
 std::string readable(std::string_view text) {
-  std::string result(text.substr(0, kMaxText));
-  for (char& c : result) {
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
-  }
+  std::string result = stitch::base::printable(std::string(text.substr(0, kMaxText)));
   if (text.size() > kMaxText) result += "...";
   return result;
 }
@@ -237,6 +238,9 @@ Dumps read_dumps(const std::filesystem::path& folder) {
            "\" is not a folder; dumps are in the one that Options::dump_dir or STITCH_DUMP_DIR "
            "named");
   }
+  if (const auto failure = stitch::base::failure_of(
+          [&] { static_cast<void>(stitch::base::open_own_folder(folder)); }))
+    refuse("\"" + folder.string() + "\" cannot be believed: " + failure->what());
   NewestFiles newest;
   for (const auto& entry : std::filesystem::directory_iterator(folder)) {
     if (entry.path().extension() == ".json") newest.add(entry);

@@ -331,7 +331,10 @@ class Follower {
       return;
     }
     if (!enter(to, "barrier")) return;
-    add(", where it has not arrived");
+    const auto theirs = there->rows("gatherings");
+    if (std::none_of(theirs.begin(), theirs.end(),
+                     [](const DumpRow& row) { return !row.text("waits for").empty(); }))
+      add(", where it has not arrived");
     if (follow_own_threads(*there)) return;
     const auto leaving = there->rows("shutdown");
     if (!leaving.empty()) {

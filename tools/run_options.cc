@@ -4,8 +4,9 @@
 #include <array>
 #include <charconv>
 #include <cmath>
-#include <numeric>
 #include <string_view>
+
+#include "stitch/base/name_list.h"
 
 namespace stitch_run {
 namespace {
@@ -16,22 +17,6 @@ constexpr std::array<std::string_view, 11> kOptions{
     "-n",      "--min-workers", "--max-workers", "--restarts", "--name",    "--timeout",
     "--grace", "--no-prefix",   "--help",        "--version",  "--diagnose"};
 
-// The edit distance of two words.
-std::size_t edit_distance(std::string_view from, std::string_view to) {
-  std::vector<std::size_t> row(to.size() + 1);
-  std::iota(row.begin(), row.end(), std::size_t{0});
-  for (std::size_t i = 0; i < from.size(); ++i) {
-    std::size_t diagonal = row[0];
-    row[0] = i + 1;
-    for (std::size_t j = 0; j < to.size(); ++j) {
-      const std::size_t replaced = diagonal + (from[i] == to[j] ? 0 : 1);
-      diagonal = row[j + 1];
-      row[j + 1] = std::min({replaced, row[j] + 1, row[j + 1] + 1});
-    }
-  }
-  return row.back();
-}
-
 std::string unknown_option(const std::string& option) {
   std::string text = "unknown option \"" + option + "\"";
   // The names of -n in other launchers.
@@ -40,11 +25,13 @@ std::string unknown_option(const std::string& option) {
     if (option == alias)
       return text + "; did you mean \"-n\"? (stitch-run --help lists the options)";
   }
-  const auto nearest = std::ranges::min_element(
-      kOptions, {}, [&](std::string_view known) { return edit_distance(option, known); });
   // Of a short option most letters are others in one that is three edits away.
-  if (edit_distance(option, *nearest) <= std::min<std::size_t>(3, option.size() / 3))
-    text += "; did you mean \"" + std::string(*nearest) + "\"?";
+  const std::size_t near = std::min<std::size_t>(3, option.size() / 3);
+  const auto distance = [&](std::string_view known) {
+    return stitch::base::edit_distance(option, std::string(known), near);
+  };
+  const auto nearest = std::ranges::min_element(kOptions, {}, distance);
+  if (distance(*nearest) <= near) text += "; did you mean \"" + std::string(*nearest) + "\"?";
   return text + " (stitch-run --help lists the options)";
 }
 
@@ -202,6 +189,9 @@ Each process finds in its environment:
   MASTER_ADDR, MASTER_PORT      127.0.0.1 and a port that was free
   STITCH_NAME                   its name
   STITCH_INIT_METHOD            file:// and a private file in which the workers meet
+  STITCH_SECRET_FILE            a private file with a random secret, where neither it nor
+                                STITCH_SECRET is set
+  STITCH_JOB                    a random name of the run
   STITCH_WORLD_SIZE             M:X, in an elastic world
   OMP_NUM_THREADS               processors divided by N, at least 1; kept where it is set already
   OMP_WAIT_POLICY               passive, where N is above 1; kept where it is set already

@@ -10,6 +10,10 @@
 #include <string_view>
 #include <system_error>
 
+#include "stitch/base/own_folder.h"
+#include "stitch/base/random.h"
+#include "stitch/transport/wire/secret_key.h"
+
 extern char** environ;
 
 namespace stitch_run {
@@ -36,9 +40,21 @@ int usable_processors() {
   return static_cast<int>(std::max(1L, ::sysconf(_SC_NPROCESSORS_ONLN)));
 }
 
+std::string random_text(std::size_t bytes) {
+  std::vector<std::byte> random(bytes);
+  stitch::base::fill_random(random);
+  std::string text;
+  constexpr std::string_view kDigits = "0123456789abcdef";
+  for (const std::byte each : random) {
+    text += kDigits[std::to_integer<std::size_t>(each >> 4)];
+    text += kDigits[std::to_integer<std::size_t>(each & std::byte{15})];
+  }
+  return text;
+}
+
 }  // namespace
 
-RendezvousFolder::RendezvousFolder() {
+RendezvousFolder::RendezvousFolder() : job_(random_text(8)) {
   const char* base = ::getenv("TMPDIR");
   std::string path = std::filesystem::absolute(base != nullptr && *base != '\0' ? base : "/tmp") /
                      "stitch-run-XXXXXX";
@@ -47,6 +63,11 @@ RendezvousFolder::RendezvousFolder() {
                             "cannot make a folder for the rendezvous file, " + path);
   }
   folder_ = path;
+  const auto folder = stitch::base::open_own_folder(path);
+  if (!stitch::base::write_file(folder.get(), "secret",
+                                std::string(stitch::transport::SecretKey::kRandomSecret) +
+                                    random_text(stitch::transport::Key::kBytes)))
+    throw std::system_error(errno, std::generic_category(), "cannot write the secret of the run");
 }
 
 RendezvousFolder::~RendezvousFolder() {
@@ -57,6 +78,8 @@ RendezvousFolder::~RendezvousFolder() {
 std::string RendezvousFolder::init_method() const {
   return "file://" + (folder_ / "store").string();
 }
+
+std::string RendezvousFolder::secret_file() const { return folder_ / "secret"; }
 
 std::vector<std::string> worker_environment(const RunOptions& options, int rank, int port,
                                             const RendezvousFolder& rendezvous) {
@@ -80,6 +103,9 @@ std::vector<std::string> worker_environment(const RunOptions& options, int rank,
   variables["MASTER_PORT"] = std::to_string(port);
   variables["STITCH_NAME"] = options.name + std::to_string(rank);
   variables["STITCH_INIT_METHOD"] = rendezvous.init_method();
+  variables["STITCH_JOB"] = rendezvous.job();
+  if (!variables.contains("STITCH_SECRET"))
+    variables.try_emplace("STITCH_SECRET_FILE", rendezvous.secret_file());
   if (options.elastic) {
     variables["STITCH_WORLD_SIZE"] =
         std::to_string(options.elastic->min) + ':' + std::to_string(options.elastic->max);

@@ -136,9 +136,19 @@ class Endpoint {
   // Starts accepting. Returns the addresses that peers can connect to, best first. Throws
   // Error(disconnected) naming the address that could not be bound.
   virtual std::vector<std::string> listen(Accept accept) = 0;
-  // Starts to connect and returns immediately. A failure is reported by on_closed with
-  // Error(disconnected) naming the address.
-  virtual std::shared_ptr<Connection> connect(const std::string& address,
+  // For an endpoint that does not know yet who it is, before listen(): binds its addresses and
+  // returns them. A peer that connects to one waits until listen(). May be left out.
+  virtual std::vector<std::string> bind() {
+    throw Error(ErrorCode::unimplemented, "this endpoint binds its addresses when it listens");
+  }
+  // Between the two: it is `self`, not EndpointOptions::self, and needs `addresses` only; closes
+  // the others, where it can close one without the rest.
+  virtual void become(const Hello& self, const std::vector<std::string>& addresses) {
+    throw Error(ErrorCode::unimplemented, "this endpoint knows who it is");
+  }
+  // Starts to connect to `whom` and returns immediately. A failure is reported by on_closed with
+  // Error(disconnected) naming the address; another worker that answers there ends the attempt.
+  virtual std::shared_ptr<Connection> connect(const std::string& address, Wanted whom,
                                               ConnectionEvents events) = 0;
   // For a thread that waits until a message sets `done`: polls the endpoint, callbacks included,
   // and sleeps in it, until then or shortly before `deadline`, unless another thread does or

@@ -13,8 +13,8 @@
 namespace stitch::transport {
 
 // An Endpoint over a state that it shares with its connections, which may outlive it: `State` has
-// listen(), connect(), close() and join() as Endpoint does, and may have help() and counters(). The
-// destructor joins it. Thread contract: as Endpoint.
+// listen(), bind(), become(), connect(), close() and join() as Endpoint does, and may have help()
+// and counters(). The destructor joins it. Thread contract: as Endpoint.
 template <class State>
 class EndpointShell final : public Endpoint {
  public:
@@ -24,9 +24,13 @@ class EndpointShell final : public Endpoint {
   std::vector<std::string> listen(Accept accept) override {
     return state_->listen(std::move(accept));
   }
-  std::shared_ptr<Connection> connect(const std::string& address,
+  std::vector<std::string> bind() override { return state_->bind(); }
+  void become(const Hello& self, const std::vector<std::string>& addresses) override {
+    state_->become(self, addresses);
+  }
+  std::shared_ptr<Connection> connect(const std::string& address, Wanted whom,
                                       ConnectionEvents events) override {
-    return state_->connect(address, std::move(events));
+    return state_->connect(address, whom, std::move(events));
   }
   bool help(base::AwaitedFlag& done, std::chrono::steady_clock::time_point deadline) override {
     if constexpr (requires { state_->help(done, deadline); }) {

@@ -8,21 +8,20 @@
 
 namespace stitch::transport {
 
-HandshakingConnection::HandshakingConnection(const EndpointOptions& options, Role role,
-                                             ConnectionEvents events,
+HandshakingConnection::HandshakingConnection(const EndpointOptions& options,
+                                             std::optional<Wanted> whom, ConnectionEvents events,
                                              std::shared_ptr<base::TaskThread> thread)
     : handshake_timeout_(options.handshake_timeout),
       thread_(std::move(thread)),
-      handshake_(
-          options.self, role, {options.secret, options.encryption},
-          [this, own_id = options.self.id,
-           refuse_own_id = options.refuse_own_id && role == Role::accepting](const Hello& peer) {
-            if (refuse_own_id && peer.id == own_id) {
-              throw Error(ErrorCode::unauthenticated,
-                          describe_peer(peer) + " has the id of this worker itself");
-            }
-            if (events_.check_peer) events_.check_peer(peer);
-          }),
+      handshake_(options.self, whom, {options.secret, options.encryption},
+                 [this, own_id = options.self.id,
+                  refuse_own_id = options.refuse_own_id && !whom](const Hello& peer) {
+                   if (refuse_own_id && peer.id == own_id) {
+                     throw Error(ErrorCode::unauthenticated,
+                                 describe_peer(peer) + " has the id of this worker itself");
+                   }
+                   if (events_.check_peer) events_.check_peer(peer);
+                 }),
       events_(std::move(events)) {
   note_heard();
 }

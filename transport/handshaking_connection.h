@@ -43,8 +43,9 @@ class HandshakingConnection : public Connection,
   // Sends one message (no error), or reports to its sender that it will not be sent.
   using Transmit = base::UniqueFunction<void(const std::optional<Error>& error)>;
 
-  HandshakingConnection(const EndpointOptions& options, Role role, ConnectionEvents events,
-                        std::shared_ptr<base::TaskThread> thread);
+  // `whom` is whom the connecting side wants; nothing on the accepting side.
+  HandshakingConnection(const EndpointOptions& options, std::optional<Wanted> whom,
+                        ConnectionEvents events, std::shared_ptr<base::TaskThread> thread);
 
   // Runs `transmit` now when the connection is open or closed, else once it is.
   void when_open(Transmit transmit);
@@ -84,6 +85,7 @@ class HandshakingConnection : public Connection,
   virtual void finished() = 0;  // on the endpoint's thread, after on_closed
 
   [[nodiscard]] base::TaskThread& thread() noexcept { return *thread_; }
+  [[nodiscard]] Role role() const noexcept { return handshake_.role(); }
 
  private:
   enum class Stage : std::uint8_t { connecting, opening, open, refusing, closed };

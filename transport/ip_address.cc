@@ -6,6 +6,7 @@
 
 #include <cerrno>
 #include <charconv>
+#include <cstddef>
 #include <system_error>
 
 #include "stitch/base/error.h"
@@ -45,6 +46,30 @@ std::optional<IpAddress> IpAddress::parse_with_port(std::string_view text) {
   auto ip = parse(std::string(host), port);
   if (ip && brackets != (ip->address.ss_family == AF_INET6)) return std::nullopt;
   return ip;
+}
+
+namespace {
+// The port has the same place in both families.
+static_assert(offsetof(sockaddr_in, sin_port) == offsetof(sockaddr_in6, sin6_port));
+}  // namespace
+
+std::string IpAddress::text() const {
+  char host[INET6_ADDRSTRLEN] = {};
+  if (address.ss_family == AF_INET6) {
+    inet_ntop(AF_INET6, &reinterpret_cast<const sockaddr_in6&>(address).sin6_addr, host,
+              sizeof(host));
+    return '[' + std::string(host) + "]:" + std::to_string(port());
+  }
+  inet_ntop(AF_INET, &reinterpret_cast<const sockaddr_in&>(address).sin_addr, host, sizeof(host));
+  return std::string(host) + ':' + std::to_string(port());
+}
+
+std::uint16_t IpAddress::port() const noexcept {
+  return ntohs(reinterpret_cast<const sockaddr_in&>(address).sin_port);
+}
+
+void IpAddress::set_port(std::uint16_t port) noexcept {
+  reinterpret_cast<sockaddr_in&>(address).sin_port = htons(port);
 }
 
 void IpAddress::check_bindable(const std::string& name) const {

@@ -20,6 +20,11 @@ struct IpAddress {
   // is 0.
   [[nodiscard]] static std::optional<IpAddress> parse_with_port(std::string_view text);
 
+  // "127.0.0.1:4711", "[::1]:4711".
+  [[nodiscard]] std::string text() const;
+  [[nodiscard]] std::uint16_t port() const noexcept;
+  void set_port(std::uint16_t port) noexcept;
+
   // Whether only processes of this host can listen there: 127.0.0.0/8 or ::1.
   [[nodiscard]] bool is_loopback() const noexcept;
 

@@ -145,7 +145,7 @@ std::optional<Error> try_self_transfer(std::unique_ptr<Endpoint> endpoint,
     std::memset(message.frame.data(), 'f', kFrameBytes);
     message.buffers.push_back(allocate_buffer(Device{}, kBufferBytes));
     std::memset(message.buffers[0].data, 'b', kBufferBytes);
-    endpoint->connect(addresses.front(), std::move(events))->send(std::move(message), nullptr);
+    endpoint->connect(addresses.front(), {}, std::move(events))->send(std::move(message), nullptr);
   } catch (...) {
     return to_error(std::current_exception());
   }

@@ -44,7 +44,7 @@ Agent::Agent(Options options, WorkerInfo self, std::shared_ptr<base::EventLoop> 
       receive_pool_(std::move(receive_pool)),
       pool_(options_.num_threads, "stitch-" + self_.name),
       graceful_shutdown_(std::make_unique<GracefulShutdown>(*this)),
-      gather_exchange_(std::make_unique<GatherExchange>()),
+      gather_exchange_(std::make_unique<GatherExchange>(self_)),
       membership_(std::make_unique<MembershipService>(*this)) {
   base::keep_freed_memory();
   static_cast<void>(has_fresh_torch_state());  // its first use makes a thread
@@ -87,7 +87,6 @@ void Agent::start(std::unique_ptr<PeerTable> peers, const std::vector<Member>& m
   dumps_.start(self);
   outgoing_calls_.start(self, *peers_, loop_, served_calls_.stop_callbacks());
   served_calls_.start(self, loop_);
-  gather_exchange_->start(loop_, self);
   peers_->record_events(shared_events());
   peers_->set_limits(
       {options_.max_inflight_bytes, options_.max_inflight_calls, options_.max_frame_bytes});
@@ -108,35 +107,28 @@ void Agent::start(std::unique_ptr<PeerTable> peers, const std::vector<Member>& m
                if (const auto agent = weak.lock()) task();
              });
            },
-       .on_stranger =
-           [this](const auto& connection, const WorkerInfo& stranger, transport::Message message) {
-             const base::CallbackScope callback;
-             membership_->on_stranger(connection, stranger, message);
-           },
        .on_notice =
-           [this](const auto& connection, const WorkerInfo& from, transport::Message message) {
+           [this](const WorkerInfo& from, const transport::Message& message, bool opened_here) {
              const base::CallbackScope callback;
-             membership_->on_notice(connection, from, message);
+             membership_->on_notice(from, message, opened_here);
            },
        .on_heartbeat =
-           [this](const WorkerInfo& from, std::uint64_t digest) {
+           [this](const WorkerInfo& from, const Digests& digests) {
              const base::CallbackScope callback;
-             membership_->on_heartbeat(from, digest);
+             membership_->on_heartbeat(from, digests);
            },
        .obituary = [this](const WorkerInfo& info) { return membership_->obituary(info); },
        .deadline = [this](std::uint64_t call) { return outgoing_calls_.deadline(call); }});
-  membership_->begin_ticks();
+  membership_->begin();
   peers_->begin_heartbeats(membership_->heartbeat_interval());
 }
 
 void Agent::set_membership(MembershipHooks hooks) { membership_->set_hooks(std::move(hooks)); }
 
-std::optional<Notice> Agent::join(Clock::time_point deadline) {
-  return membership_->join(deadline);
-}
-
-bool Agent::reaches_a_member(Clock::time_point deadline) {
-  return membership_->reaches_a_member(deadline);
+void Agent::admit(const MemberCard& card,
+                  std::function<void(const std::optional<Error>& refusal, bool here)> done) {
+  const base::CallbackScope callback;
+  membership_->admit(card, std::move(done));
 }
 
 // ---- messages

@@ -33,8 +33,8 @@ class GracefulShutdown;
 class GatherExchange;
 class MembershipService;
 struct KnownLife;
+struct MemberCard;
 struct MembershipHooks;
-struct Notice;
 
 // One worker: owns its peers, calls, extensions and threads, routes messages between them, and ends
 // them in order. Several live in one process, independent of each other. Shared by its Worker and
@@ -53,11 +53,9 @@ class Agent final : public Runtime, public std::enable_shared_from_this<Agent> {
              std::shared_ptr<void> rendezvous);
   // What the rendezvous knows of the members. Before start().
   void set_membership(MembershipHooks hooks);
-  // Makes this worker known to all live members of a running world; see MembershipService::join().
-  // After start(), before any call.
-  [[nodiscard]] std::optional<Notice> join(Clock::time_point deadline);
-  // Whether a member of it answers, instead of that; see MembershipService::reaches_a_member().
-  [[nodiscard]] bool reaches_a_member(Clock::time_point deadline);
+  // As MembershipService::admit().
+  void admit(const MemberCard& card,
+             std::function<void(const std::optional<Error>& refusal, bool here)> done);
 
   // ---- the world
   [[nodiscard]] const WorkerInfo& self() const noexcept { return self_; }

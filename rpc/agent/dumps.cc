@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "stitch/base/errno_text.h"
-#include "stitch/base/signals.h"
+#include "stitch/base/own_folder.h"
 #include "stitch/rpc/agent/agent.h"
 #include "stitch/rpc/agent/bounded_task.h"
 #include "stitch/rpc/agent/dump_thread.h"
@@ -24,36 +24,6 @@ namespace {
 
 // Reports of workers with more than this are cut off behind a complete table.
 constexpr std::size_t kMaxBytes = std::size_t{8} << 20;
-
-[[noreturn]] void fail(const std::string& path) {
-  throw Error(ErrorCode::internal,
-              "dump \"" + path + "\" cannot be written: " + base::errno_text(errno));
-}
-
-// Whole or not at all: readers see no half of a file. Only the user may read it.
-void write_file(const std::string& path, const std::string& text) {
-  const base::FileSizeSignalBlocked blocked;
-  const std::string unfinished = path + ".part";
-  const int fd = ::open(unfinished.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW,
-                        S_IRUSR | S_IWUSR);
-  if (fd < 0) fail(unfinished);
-  std::size_t written = 0;
-  while (written < text.size()) {
-    const ssize_t now = ::write(fd, text.data() + written, text.size() - written);
-    if (now < 0 && errno == EINTR) continue;
-    if (now <= 0) break;
-    written += static_cast<std::size_t>(now);
-  }
-  const int error = errno;
-  ::close(fd);
-  if (written < text.size() || ::rename(unfinished.c_str(), path.c_str()) != 0) {
-    if (written < text.size()) errno = error;
-    const int why = errno;
-    ::unlink(unfinished.c_str());
-    errno = why;
-    fail(path);
-  }
-}
 
 std::string host_name() {
   char name[256] = {};
@@ -78,10 +48,12 @@ void Dumps::start(const std::shared_ptr<Agent>& agent) {
     throw Error(ErrorCode::invalid_argument, option_name("dump_dir") + " \"" + folder +
                                                  "\" cannot be made: " + base::errno_text(errno));
   }
-  if (::access(folder.c_str(), W_OK | X_OK) != 0) {
-    throw Error(ErrorCode::invalid_argument, option_name("dump_dir") + " \"" + folder +
-                                                 "\" cannot be used: " + base::errno_text(errno));
-  }
+  if (const auto failure = base::failure_of([&] {
+        const base::Descriptor opened = base::open_own_folder(folder);
+        if (::faccessat(opened.get(), ".", W_OK | X_OK, 0) != 0)
+          throw Error(ErrorCode::invalid_argument, base::errno_text(errno));
+      }))
+    throw failure->with_prefix(option_name("dump_dir") + " \"" + folder + "\" cannot be used");
   running_ = true;
   agent_.outgoing_calls().set_on_timeout(
       [this](std::span<const OutstandingCall> calls) { on_timeout(calls); });
@@ -139,9 +111,18 @@ std::string Dumps::write(const std::string& folder, const std::string& reason,
   }
   json += "\n  ]\n}\n";
 
-  std::string path = where + "/" + agent_.name() + "." + std::to_string(::getpid()) + "." +
-                     std::to_string(DumpThread::next_number()) + "." + as_name(reason) + ".json";
-  write_file(path, json);
+  const std::string file = agent_.name() + "." + std::to_string(::getpid()) + "." +
+                           std::to_string(DumpThread::next_number()) + "." + as_name(reason) +
+                           ".json";
+  std::string path = where + "/" + file;
+  const auto failure = base::failure_of([&] {
+    const base::Descriptor opened = base::open_own_folder(where);
+    if (!base::write_file(opened.get(), file, json))
+      throw Error(ErrorCode::internal, base::errno_text(errno));
+  });
+  if (failure) {
+    throw Error(ErrorCode::internal, "dump \"" + path + "\" cannot be written: " + failure->what());
+  }
   std::string oldest;
   {
     base::MutexLock lock(mutex_);

@@ -1,38 +1,26 @@
 #include "stitch/rpc/agent/gather_exchange.h"
 
 #include <algorithm>
-#include <charconv>
 #include <iterator>
-#include <string_view>
-#include <utility>
+
+#include "stitch/base/hash.h"
 
 namespace stitch::rpc {
 
 namespace {
 
-// A key: the lives in the gathering, and its number among theirs.
-struct Key {
-  std::string_view names;  // with the blank behind each
-  std::uint64_t number = 0;
-};
-
-std::string name_in_key(const WorkerInfo& life) {
-  return life.name + '/' + std::to_string(life.epoch) + ' ';
-}
-
-std::optional<Key> read_key(std::string_view text) {
-  const auto end = text.rfind('#');
-  if (end == std::string_view::npos) return std::nullopt;
-  Key key{text.substr(0, end)};
-  const char* const last = text.data() + text.size();
-  const auto read = std::from_chars(text.data() + end + 1, last, key.number);
-  if (read.ec != std::errc() || read.ptr != last) return std::nullopt;
-  return key;
-}
-
-bool names(const Key& key, const WorkerInfo& life) {
-  const std::string name = name_in_key(life);
-  return key.names.starts_with(name) || key.names.find(' ' + name) != std::string_view::npos;
+// The same on all workers.
+std::uint64_t hash_of_lives(const std::vector<WorkerInfo>& lives) {
+  std::uint64_t hash = lives.size();
+  const auto mix = [&hash](std::uint64_t value) {
+    hash = base::mix_bits(hash * 0x9e3779b97f4a7c15U + value + 1);
+  };
+  for (const auto& life : lives) {
+    for (const char each : life.name) mix(static_cast<unsigned char>(each));
+    mix(256);
+    mix(life.epoch);
+  }
+  return hash;
 }
 
 // Names have one id each: equal without a look at them.
@@ -40,210 +28,258 @@ bool same_life(const WorkerInfo& a, const WorkerInfo& b) noexcept {
   return a.id == b.id && a.epoch == b.epoch;
 }
 
-void erase_life(std::vector<WorkerInfo>& lives, const WorkerInfo& life) noexcept {
-  std::erase_if(lives, [&](const WorkerInfo& each) { return same_life(each, life); });
-}
-
 }  // namespace
 
-void GatherExchange::start(const std::weak_ptr<base::EventLoop>& loop, std::weak_ptr<void> owner) {
-  watch_ = std::make_shared<DeadlineWatch>(loop, [this, weak = std::move(owner)] {
-    if (const auto alive = weak.lock()) expire(Clock::now());
+std::size_t GatherExchange::Gathering::count(std::size_t round) const noexcept {
+  const std::size_t distance = std::size_t{1} << round;
+  return std::min(distance, participants - distance);
+}
+
+void GatherExchange::Gathering::forget(const WorkerInfo& reader,
+                                       std::optional<std::size_t> round) noexcept {
+  std::erase_if(readers, [&](const auto& each) {
+    return same_life(each.first, reader) && (!round || *round == each.second);
   });
 }
 
-GatherExchange::Contributions::iterator GatherExchange::drop_if_done(
-    Contributions::iterator at, Contributions& dropped) noexcept {
-  const auto next = std::next(at);
-  if (!at->second.done()) return next;
-  dropped.insert(contributions_.extract(at));
-  if (contributions_.empty()) fetched_.notify_all();
-  return next;
+void GatherExchange::Effects::perform() {
+  for (auto& [promise, given] : answers) promise.set_value(std::move(given));
+  for (auto& [key, gathering] : over) gathering.done.set_value(std::move(gathering.values));
+  for (auto& [key, gathering] : failed) gathering.done.set_error(why);
 }
 
-GatherExchange::Set& GatherExchange::set_of(const std::string& names,
-                                            const std::vector<WorkerInfo>& lives) {
-  const auto found = sets_.find(names);
-  if (found != sets_.end()) return found->second;
-  std::erase_if(sets_, [&](const auto& each) {
-    return std::ranges::any_of(each.second.lives, [&](const WorkerInfo& old) {
-      const auto at = std::ranges::lower_bound(lives, old.name, {}, &WorkerInfo::name);
-      return at != lives.end() && at->name == old.name && at->epoch > old.epoch;
-    });
-  });
-  for (auto& each : sets_) each.second.passed += each.second.over ? 1 : 0;
-  std::erase_if(sets_, [](const auto& each) { return each.second.passed > kSetsKept; });
-  return sets_.try_emplace(names, Set{lives}).first->second;
-}
-
-void GatherExchange::fail(Fetches& fetches, const Error& why) noexcept {
-  for (const Fetch& fetch : fetches) fetch.promise.set_error(why);
-}
-
-std::string GatherExchange::post(const std::vector<WorkerInfo>& lives, OwnedObject value,
-                                 std::vector<WorkerInfo> others, Clock::time_point over) {
-  std::string names;
-  for (const auto& life : lives) names += name_in_key(life);
-  std::string key;
-  Contributions dropped;
-  Fetches waiting;
-  bool kept = false;
+GatherExchange::Begun GatherExchange::begin(const std::vector<WorkerInfo>& lives,
+                                            const std::string& what, OwnedObject value) {
+  const std::uint64_t hash = hash_of_lives(lives);
+  const auto self = static_cast<std::size_t>(
+      std::ranges::find_if(lives, [&](const auto& each) { return same_life(each, self_); }) -
+      lives.begin());
+  Effects effects;
+  Begun begun;
   {
     base::MutexLock lock(mutex_);
-    Set& set = set_of(names, lives);
-    key = names + '#' + std::to_string(set.next);
-    if (closed_ || others.empty()) {
-      ++set.next;
-      return key;
+    if (closed_) return {{}, {}, make_failed<Values>(*closed_)};
+    Set& set = sets_[hash];
+    set.used = ++uses_;
+    begun.key = {hash, set.next++};
+    const auto at = gatherings_.try_emplace(begun.key).first;
+    Gathering& gathering = at->second;
+    gathering.what = what;
+    gathering.values.push_back(std::move(value));
+    gathering.participants = lives.size();
+    for (std::size_t distance = 1; distance < lives.size(); distance *= 2) {
+      gathering.readers.emplace_back(lives[(self + distance) % lives.size()],
+                                     gathering.sources.size());
+      gathering.sources.push_back(lives[(self + lives.size() - distance) % lives.size()]);
     }
-    const auto at = contributions_.try_emplace(key).first;
-    ++set.next;
-    Contribution& contribution = at->second;
-    waiting.swap(contribution.waiting);
-    contribution.value = value;
-    contribution.posted = true;
-    contribution.left = std::move(others);
-    contribution.over = over;
-    for (const Fetch& fetch : waiting) erase_life(contribution.left, fetch.from);
-    kept = !contribution.done();
-    drop_if_done(at, dropped);
+    begun.sources = gathering.sources;
+    begun.done = gathering.done.future();
+    proceed(at, effects);
+    if (sets_.size() > kSetsKept) {
+      sets_.erase(
+          std::ranges::min_element(sets_, {}, [](const auto& each) { return each.second.used; }));
+    }
   }
-  for (const Fetch& fetch : waiting) fetch.promise.fulfil([&] { return value; });
-  if (kept && watch_) watch_->watch(over);
-  return key;
+  effects.perform();
+  return begun;
 }
 
-void GatherExchange::expire(Clock::time_point now) {
-  Contributions over;
-  Clock::time_point next = Clock::time_point::max();
+void GatherExchange::add(const Key& key, std::size_t round, Values values) {
+  Effects effects;
   {
     base::MutexLock lock(mutex_);
-    for (auto each = contributions_.begin(); each != contributions_.end();) {
-      const auto at = each++;
-      if (at->second.over <= now) {
-        over.insert(contributions_.extract(at));
-      } else {
-        next = std::min(next, at->second.over);
+    const auto at = gatherings_.find(key);
+    if (at == gatherings_.end() || !at->second.arrived()) return;
+    Gathering& gathering = at->second;
+    if (values.size() != gathering.count(round)) {
+      const Error why(ErrorCode::protocol, to_string(gathering.sources[round]) + " has given " +
+                                               std::to_string(values.size()) + " values where " +
+                                               std::to_string(gathering.count(round)) +
+                                               " were expected");
+      fail(at, why, why, effects);
+    } else {
+      gathering.later.emplace(round, std::move(values));
+      for (auto next = gathering.later.begin();
+           next != gathering.later.end() && next->first == gathering.round;
+           next = gathering.later.erase(next)) {
+        std::ranges::move(next->second, std::back_inserter(gathering.values));
+        ++gathering.round;
       }
-    }
-    if (contributions_.empty()) fetched_.notify_all();
-  }
-  if (watch_) watch_->watch(next);
-}
-
-GatherExchange::Fetched GatherExchange::fetch(const std::string& key, const WorkerInfo& from) {
-  const auto parts = read_key(key);
-  if (!parts || !names(*parts, from)) {
-    return {make_failed<OwnedObject>(
-        Error(ErrorCode::invalid_argument, to_string(from) + " has no part in that gathering"))};
-  }
-  Contributions dropped;
-  Fetches own;  // destroyed without the lock, too
-  base::MutexLock lock(mutex_);
-  if (closed_) return {make_failed<OwnedObject>(*closed_)};
-  auto at = contributions_.find(key);
-  if (at == contributions_.end()) {
-    if (leaving_) return {make_failed<OwnedObject>(*leaving_)};
-    const auto set = sets_.find(std::string(parts->names));
-    if (set != sets_.end() && parts->number < set->second.next) {
-      return {make_failed<OwnedObject>(Error(
-          ErrorCode::timeout, "that worker has left gathering " + std::to_string(parts->number) +
-                                  " of these workers long ago: its next one is gathering " +
-                                  std::to_string(set->second.next)))};
+      proceed(at, effects);
     }
   }
-  if (at == contributions_.end() || !at->second.posted) {
-    Fetch& fetch = own.emplace_back(Fetch{from});
-    Fetched fetched{fetch.promise.future(), ++fetches_};
-    fetch.number = fetched.wait;
-    if (at == contributions_.end()) at = contributions_.try_emplace(key).first;
-    at->second.waiting.splice(at->second.waiting.end(), own);
-    return fetched;
-  }
-  OwnedObject value = at->second.value;
-  erase_life(at->second.left, from);
-  drop_if_done(at, dropped);
-  return {make_ready(std::move(value))};
+  effects.perform();
 }
 
-void GatherExchange::stop_waiting(const std::string& key, std::uint64_t wait) noexcept {
-  Fetches stopped;
-  Contributions dropped;
+void GatherExchange::proceed(Gatherings::iterator at, Effects& effects) {
+  Gathering& gathering = at->second;
+  auto& waiting = gathering.waiting;
+  for (auto next = waiting.begin(); gathering.arrived() && next != waiting.end();) {
+    const auto fetch = next++;
+    const bool fails = fetch->what != gathering.what ||
+                       std::ranges::find(gathering.readers, std::pair(fetch->from, fetch->round)) ==
+                           gathering.readers.end();
+    if (!fails && fetch->round > gathering.round) continue;
+    effects.answers.emplace_back(fetch->promise, answer(gathering, *fetch));
+    gathering.forget(fetch->from, fetch->round);
+    waiting.erase(fetch);
+  }
+  if (gathering.arrived() ? gathering.complete() && gathering.readers.empty() : waiting.empty())
+    effects.over.insert(gatherings_.extract(at));
+}
+
+GatherExchange::Given GatherExchange::answer(const Gathering& gathering, const Fetch& fetch) const {
+  if (fetch.what != gathering.what) {
+    return {Error(ErrorCode::invalid_argument, to_string(self_) + " is in " + gathering.what +
+                                                   ", " + to_string(fetch.from) + " in " +
+                                                   fetch.what)
+                .with_worker(self_.name)};
+  }
+  if (std::ranges::find(gathering.readers, std::pair(fetch.from, fetch.round)) ==
+      gathering.readers.end()) {
+    return {Error(ErrorCode::invalid_argument,
+                  to_string(fetch.from) + " has no part in that round of the gathering")};
+  }
+  const auto count = static_cast<std::ptrdiff_t>(gathering.count(fetch.round));
+  return {{}, Values(gathering.values.begin(), gathering.values.begin() + count)};
+}
+
+void GatherExchange::fail(Gatherings::iterator at, const Error& why, const Error& told,
+                          Effects& effects) {
+  for (Fetch& fetch : at->second.waiting) effects.answers.emplace_back(fetch.promise, Given{told});
+  if (const auto set = sets_.find(at->first.set); at->second.arrived() && set != sets_.end())
+    set->second.failed.emplace(at->first.number, told);
+  effects.why = why;
+  effects.failed.insert(gatherings_.extract(at));
+}
+
+void GatherExchange::fail(const Key& key, const Error& why) {
+  Effects effects;
   {
     base::MutexLock lock(mutex_);
-    const auto at = contributions_.find(key);
-    if (at == contributions_.end()) return;
-    Fetches& waiting = at->second.waiting;
+    const auto at = gatherings_.find(key);
+    if (at != gatherings_.end() && at->second.arrived()) fail(at, why, why, effects);
+  }
+  effects.perform();
+}
+
+bool GatherExchange::end(const Key& key) {
+  Effects effects;
+  {
+    base::MutexLock lock(mutex_);
+    const auto at = gatherings_.find(key);
+    if (at == gatherings_.end() || !at->second.complete()) return false;
+    effects.over.insert(gatherings_.extract(at));
+  }
+  effects.perform();
+  return true;
+}
+
+GatherExchange::Standing GatherExchange::standing(const Key& key) const {
+  base::MutexLock lock(mutex_);
+  const auto set = sets_.find(key.set);
+  if (set != sets_.end() && set->second.failed && set->second.failed->first == key.number)
+    return {set->second.failed->second, std::nullopt};
+  const auto at = gatherings_.find(key);
+  if (at == gatherings_.end() || !at->second.arrived() || at->second.complete()) return {};
+  return {std::nullopt, at->second.sources[at->second.round]};
+}
+
+GatherExchange::Fetched GatherExchange::fetch(const Key& key, std::size_t round,
+                                              const std::string& what, const WorkerInfo& from) {
+  Effects effects;
+  Fetched fetched;
+  {
+    base::MutexLock lock(mutex_);
+    if (closed_) return {make_ready(Given{told_})};
+    const auto set = sets_.find(key.set);
+    if (set != sets_.end() && key.number < set->second.next && !gatherings_.contains(key)) {
+      const auto& failed = set->second.failed;
+      if (failed && failed->first == key.number) return {make_ready(Given{failed->second})};
+      return {make_ready(
+          Given{Error(ErrorCode::timeout,
+                      to_string(self_) + " has left gathering " + std::to_string(key.number) +
+                          " of these workers long ago: its next one is gathering " +
+                          std::to_string(set->second.next))
+                    .with_worker(self_.name)})};
+    }
+    const auto at = gatherings_.try_emplace(key).first;
+    Fetch& fetch = at->second.waiting.emplace_back(Fetch{from, round, what, ++fetches_});
+    fetched = {fetch.promise.future(), fetch.number};
+    proceed(at, effects);
+  }
+  effects.perform();
+  return fetched;
+}
+
+void GatherExchange::stop_waiting(const Key& key, std::uint64_t wait) noexcept {
+  Effects effects;
+  std::list<Fetch> stopped;
+  {
+    base::MutexLock lock(mutex_);
+    const auto at = gatherings_.find(key);
+    if (at == gatherings_.end()) return;
+    auto& waiting = at->second.waiting;
     const auto fetch = std::ranges::find(waiting, wait, &Fetch::number);
     if (fetch == waiting.end()) return;
+    at->second.forget(fetch->from, fetch->round);
     stopped.splice(stopped.end(), waiting, fetch);
-    drop_if_done(at, dropped);
+    proceed(at, effects);
   }
-  fail(stopped, stopped_);
+  for (const Fetch& fetch : stopped)
+    fetch.promise.set_error(Error(ErrorCode::cancelled, "its caller waits no more"));
+  effects.perform();
 }
 
 void GatherExchange::on_lost(const WorkerInfo& life) noexcept {
-  Fetches stopped;
-  Contributions dropped;
+  Effects effects;
+  std::list<Fetch> stopped;
   {
     base::MutexLock lock(mutex_);
-    for (auto each = contributions_.begin(); each != contributions_.end();) {
-      Fetches& waiting = each->second.waiting;
-      for (auto at = waiting.begin(); at != waiting.end();) {
-        const auto fetch = at++;
+    for (auto next = gatherings_.begin(); next != gatherings_.end();) {
+      const auto at = next++;
+      auto& waiting = at->second.waiting;
+      for (auto each = waiting.begin(); each != waiting.end();) {
+        const auto fetch = each++;
         if (same_life(fetch->from, life)) stopped.splice(stopped.end(), waiting, fetch);
       }
-      erase_life(each->second.left, life);
-      each = drop_if_done(each, dropped);
-    }
-    for (auto& [names, set] : sets_) {
-      set.over = set.over || std::ranges::any_of(set.lives, [&](const WorkerInfo& each) {
-                   return same_life(each, life);
-                 });
+      at->second.forget(life, std::nullopt);
+      proceed(at, effects);
     }
   }
-  fail(stopped, stopped_);
+  for (const Fetch& fetch : stopped)
+    fetch.promise.set_error(Error(ErrorCode::cancelled, "its caller waits no more"));
+  effects.perform();
 }
 
 std::vector<GatherExchange::Listed> GatherExchange::list() const {
   base::MutexLock lock(mutex_);
   std::vector<Listed> listed;
-  for (const auto& [key, each] : contributions_)
-    listed.push_back({key, each.posted, each.left.size(), each.waiting.size(), each.since});
+  for (const auto& [key, each] : gatherings_) {
+    listed.push_back({key, each.participants,
+                      each.arrived() && !each.complete() ? each.sources[each.round].name : "",
+                      each.arrived() ? each.readers.size() : each.waiting.size(), each.since});
+  }
   return listed;
 }
 
 std::size_t GatherExchange::size() const {
   base::MutexLock lock(mutex_);
-  return contributions_.size();
-}
-
-void GatherExchange::leave(const Error& why, Clock::time_point deadline) {
-  Fetches waiting;
-  Contributions dropped;
-  {
-    base::MutexLock lock(mutex_);
-    leaving_ = why;
-    for (auto each = contributions_.begin(); each != contributions_.end();) {
-      waiting.splice(waiting.end(), each->second.waiting);
-      each = drop_if_done(each, dropped);
-    }
-  }
-  fail(waiting, why);
-  base::MutexLock lock(mutex_);
-  while (!closed_ && !contributions_.empty() && Clock::now() < deadline)
-    fetched_.wait_until(mutex_, deadline);
+  return gatherings_.size();
 }
 
 void GatherExchange::close(const Error& why) {
-  Contributions contributions;
+  Effects effects;
   {
     base::MutexLock lock(mutex_);
+    if (closed_) return;
     closed_ = why;
-    contributions.swap(contributions_);
-    fetched_.notify_all();
+    told_ = Error(ErrorCode::disconnected,
+                  "no answer from " + to_string(self_) + ": " + std::string(why.what()))
+                .with_worker(self_.name);
+    while (!gatherings_.empty()) fail(gatherings_.begin(), why, *told_, effects);
   }
-  for (auto& [key, contribution] : contributions) fail(contribution.waiting, why);
+  effects.perform();
 }
 
 }  // namespace stitch::rpc

@@ -18,12 +18,12 @@ struct Inquiry {
   struct Outcome {
     bool opened = false;                         // the right worker has answered the handshake
     std::optional<transport::Message> answer{};  // its first message that is not BIND
-    // Why the last address could not be reached; a shortage at this worker comes first.
+    // Why the last attempt failed; a shortage at this worker comes first.
     std::optional<Error> failure{};
   };
-  std::vector<std::string> addresses;  // tried in turn
-  // Why the worker that answers is the wrong one; nothing if it is right.
-  std::function<std::optional<Error>(const transport::Hello&)> objection;
+  transport::Wanted whom;
+  std::vector<std::string> addresses;  // tried in turn, again and again where a process listens
+  std::function<void()> answered{};    // the handshake; throws the Error to refuse it
   // What to send; null: the handshake is the question, and whatever follows it the answer.
   std::function<transport::Message()> question{};
   std::chrono::steady_clock::time_point deadline{};

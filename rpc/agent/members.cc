@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "stitch/base/name_list.h"
+#include "stitch/base/printable.h"
 #include "stitch/rpc/agent/peer.h"
 #include "stitch/rpc/message/life_text.h"
 
@@ -126,8 +127,8 @@ const WorkerInfo& Members::find(const WorkerInfo& info) const {
 }
 
 std::string Members::claimed_identity(const transport::Hello& hello) {
-  return "worker \"" + hello.name + "\" (id " + std::to_string(hello.id) + ", epoch " +
-         std::to_string(hello.epoch) + ")";
+  return "worker \"" + base::printable(hello.name) + "\" (id " + std::to_string(hello.id) +
+         ", epoch " + std::to_string(hello.epoch) + ")";
 }
 
 std::optional<Error> Members::objection(const transport::Hello& hello) const {

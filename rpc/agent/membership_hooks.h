@@ -6,7 +6,7 @@
 
 #include "stitch/base/error.h"
 #include "stitch/rpc/agent/members.h"
-#include "stitch/rpc/membership/member_card.h"
+#include "stitch/rpc/membership/notice.h"
 
 namespace stitch::rpc {
 
@@ -14,14 +14,13 @@ namespace stitch::rpc {
 // plain value; the functions are called on any thread, `admit` under a lock.
 struct MembershipHooks {
   MemberCard self;
-  std::vector<MemberCard> members;  // as they are known at the start; may have `self` among them
+  std::vector<KnownLife> lives;  // as they are known at the start; may have `self` among them
   // The member as this worker uses it: addresses within reach, devices. May throw what makes the
   // card useless. Null: the addresses of the card, and no devices.
   std::function<Member(const MemberCard&)> see{};
   // Why `joiner` cannot be a member beside `live`; nothing if it can. Pure. Null: it can.
   std::function<std::optional<Error>(const MemberCard& joiner, const std::vector<MemberCard>& live)>
       admit{};
-  bool joins = false;  // no member knows `self` yet, until join()
 };
 
 }  // namespace stitch::rpc

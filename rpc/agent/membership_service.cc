@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <iterator>
 #include <utility>
 
 #include "stitch/base/callback_scope.h"
@@ -39,14 +40,15 @@ Notice MembershipService::notice_in(const transport::Message& message) {
 void MembershipService::start(const std::vector<Member>& members) {
   const Options& options = agent_.options();
   std::vector<KnownLife> lives;
-  if (hooks_.members.empty()) {
+  if (hooks_.lives.empty()) {
     for (const Member& member : members) lives.push_back({{member.info, member.addresses, {}}});
     hooks_.self.info = agent_.self();
     for (const KnownLife& life : lives) {
       if (life.card.info == agent_.self()) hooks_.self = life.card;
     }
   } else {
-    for (const MemberCard& card : hooks_.members) lives.push_back({card});
+    std::ranges::copy_if(hooks_.lives, std::back_inserter(lives),
+                         [](const KnownLife& life) { return life.state == LifeState::alive; });
   }
   base::MutexLock lock(mutex_);
   protocol_.emplace(hooks_.self,
@@ -56,6 +58,13 @@ void MembershipService::start(const std::vector<Member>& members) {
 
 std::chrono::nanoseconds MembershipService::heartbeat_interval() const {
   return MembershipProtocol::heartbeat_interval(agent_.options().heartbeat_timeout);
+}
+
+void MembershipService::begin() {
+  step([&](MembershipProtocol& protocol) {
+    return protocol.on_lives(std::exchange(hooks_.lives, {}), agent_.self(), Clock::now());
+  });
+  begin_ticks();
 }
 
 void MembershipService::begin_ticks() {
@@ -75,10 +84,8 @@ void MembershipService::tick() {
   std::vector<MembershipProtocol::Link> seen;
   for (const auto& link : links)
     seen.push_back({link.life->info().id, link.life->info().epoch, link.heard});
-  if (!joining_.load()) {
-    for (const Life* life : agent_.peers().unconnected())
-      seen.push_back({life->info().id, life->info().epoch, {}, false});
-  }
+  for (const Life* life : agent_.peers().unconnected())
+    seen.push_back({life->info().id, life->info().epoch, {}, false});
   step([&](MembershipProtocol& protocol) { return protocol.on_tick(Clock::now(), seen); });
 }
 
@@ -90,7 +97,7 @@ void MembershipService::step(F&& change) {
     base::MutexLock lock(mutex_);
     if (!protocol_ || stopped_.load()) return;
     Effects effects = change(*protocol_);
-    agent_.peers().tell_digest(protocol_->digest());
+    agent_.peers().tell_digests(protocol_->digests());
     if (!effects.empty()) queue_.push_back(std::move(effects));
   }
   drain();
@@ -228,44 +235,36 @@ void MembershipService::probe(const MembershipProtocol::Probe& probe) {
   if (life == nullptr || life->member.addresses.empty()) return end_probe(about, std::nullopt);
   Inquiry inquiry;
   inquiry.addresses = life->member.addresses;
-  inquiry.objection = [about](const transport::Hello& hello) -> std::optional<Error> {
-    if (hello.id == about.id.value() && hello.epoch == about.epoch) return std::nullopt;
-    return Error(ErrorCode::disconnected, Members::claimed_identity(hello) + " answers now");
-  };
+  inquiry.whom = {about.id.value(), about.epoch};
   inquiry.deadline = Clock::now() + probe.limit;
   if (const auto verdict = verdict_on(about)) {
     // It runs, and learns that it is over; where it closes the connection first, by its own probes.
     inquiry.question = [notice = *verdict] { return bare_message(notice); };
   }
   inquiry.done = [this, about](Inquiry::Outcome outcome) {
-    if (outcome.answer) on_notice(nullptr, about, *outcome.answer);
+    if (outcome.answer) on_notice(about, *outcome.answer, true);
     if (outcome.opened) return end_probe(about, true);
     if (!outcome.failure) return end_probe(about, false);  // it is silent
     const ErrorCode code = outcome.failure->code();
-    if (outcome.failure->remote() && code == ErrorCode::overloaded) return end_probe(about, true);
-    const bool here = code == ErrorCode::overloaded || code == ErrorCode::unimplemented ||
-                      code == ErrorCode::shutting_down || code == ErrorCode::internal;
+    // A stranger can refuse in a worker's place.
+    const bool here = !outcome.failure->remote() &&
+                      (code == ErrorCode::overloaded || code == ErrorCode::unimplemented ||
+                       code == ErrorCode::shutting_down || code == ErrorCode::internal);
     end_probe(about, here ? std::nullopt : std::optional(false));
   };
   agent_.peers().inquire(std::move(inquiry));
 }
 
 void MembershipService::answer(const MembershipProtocol::Answer& answer) {
-  std::shared_ptr<transport::Connection> connection;
+  Admitted done;
   {
     base::MutexLock lock(mutex_);
     const auto found = tickets_.find(answer.ticket);
     if (found == tickets_.end()) return;
-    connection = std::move(found->second);
+    done = std::move(found->second);
     tickets_.erase(found);
   }
-  connection->send(bare_message(answer.notice), [](const std::optional<Error>&) {});
-  agent_.loop().call_at(Clock::now() + agent_.options().heartbeat_timeout,
-                        [weak = agent_.weak_from_this(), over = std::weak_ptr(connection)] {
-                          const auto alive = weak.lock();
-                          if (const auto open = over.lock(); alive && open)
-                            open->close(Error(ErrorCode::disconnected, "the answer was given"));
-                        });
+  done(answer.refusal, !answer.elsewhere);
 }
 
 // ---- events
@@ -284,65 +283,36 @@ void MembershipService::on_frame(InMessage message) {
   });
 }
 
-void MembershipService::on_heartbeat(const WorkerInfo& from, std::uint64_t digest) {
+void MembershipService::on_heartbeat(const WorkerInfo& from, const Digests& digests) {
   step([&](MembershipProtocol& protocol) {
-    return protocol.on_heartbeat(from, digest, Clock::now());
+    return protocol.on_heartbeat(from, digests, Clock::now());
   });
 }
 
-void MembershipService::on_notice(const std::shared_ptr<transport::Connection>& connection,
-                                  const WorkerInfo& from, const transport::Message& message) {
+void MembershipService::on_notice(const WorkerInfo& from, const transport::Message& message,
+                                  bool opened_here) {
   try {
     const Notice notice = notice_in(message);
-    // A process whose name, id and epoch are those of a member: it may be that one, which asks
-    // again because its sponsor has died, or another one.
-    if (connection && notice.step == Notice::Step::join && notice.lives[0].card.info == from)
-      return on_join(connection, notice.lives[0].card);
-    // Else over such a connection a worker only learns that one of its two ends is over.
+    // Over such a connection a worker only learns that one of its two ends is over.
     if (notice.step != Notice::Step::dead) return;
     if (notice.about != agent_.self() && notice.about != from) return;
     step([&](MembershipProtocol& protocol) {
-      return protocol.on_notice(from, notice, Clock::now());
+      return opened_here ? protocol.on_notice(from, notice, Clock::now())
+                         : protocol.on_unproven_verdict(from);
     });
   } catch (const Error&) {
     // The connection ends anyway.
   }
 }
 
-void MembershipService::on_stranger(const std::shared_ptr<transport::Connection>& connection,
-                                    const WorkerInfo& stranger, const transport::Message& message) {
-  try {
-    const Notice notice = notice_in(message);
-    if (notice.step != Notice::Step::join || notice.lives[0].card.info != stranger)
-      throw Error(ErrorCode::protocol, to_string(stranger) + " is no member and asked nothing");
-    on_join(connection, notice.lives[0].card);
-  } catch (const Error& error) {
-    connection->close(error);  // a joiner asks the next member
-  }
-}
-
-void MembershipService::on_join(const std::shared_ptr<transport::Connection>& connection,
-                                const MemberCard& card) {
-  step([&](MembershipProtocol& protocol) STITCH_NO_THREAD_SAFETY_ANALYSIS {
-    const std::uint64_t ticket = next_ticket_++;
-    tickets_.emplace(ticket, connection);
-    return protocol.on_join(ticket, card, Clock::now());
-  });
-}
-
 // ---- joining and leaving
 
-void MembershipService::take_in(const Notice& welcome, Clock::time_point deadline) {
-  step([&](MembershipProtocol& protocol) { return protocol.on_welcome(welcome, Clock::now()); });
-  base::MutexLock lock(mutex_);
-  // Another thread may be performing that.
-  while ((draining_ || !queue_.empty()) && Clock::now() < deadline)
-    left_changed_.wait_until(mutex_, Clock::now() + std::chrono::milliseconds(1));
-  if (const auto& fenced = protocol_->fenced()) {
-    throw Error(ErrorCode::invalid_argument,
-                to_string(agent_.self()) + " cannot join: " + fenced->what())
-        .with_worker(agent_.self().name);
-  }
+void MembershipService::admit(const MemberCard& card, Admitted done) {
+  step([&](MembershipProtocol& protocol) STITCH_NO_THREAD_SAFETY_ANALYSIS {
+    const std::uint64_t ticket = next_ticket_++;
+    tickets_.emplace(ticket, std::move(done));
+    return protocol.admit(ticket, card, Clock::now());
+  });
 }
 
 void MembershipService::leave(Clock::time_point deadline) {
@@ -382,134 +352,6 @@ Member MembershipService::see(const MemberCard& card) const {
                  to_string(card.info).c_str(), error.what());
     return {card.info, {}, {}};
   }
-}
-
-// ---- asking the members of a running world
-
-std::vector<MemberCard> MembershipService::other_members() const {
-  std::vector<MemberCard> cards = hooks_.members;
-  std::erase_if(cards, [this](const auto& card) { return card.info.id == agent_.self().id; });
-  std::sort(cards.begin(), cards.end(),
-            [](const MemberCard& a, const MemberCard& b) { return a.info.id < b.info.id; });
-  return cards;
-}
-
-MembershipService::Asked MembershipService::ask(const MemberCard& card, const Notice* question,
-                                                Clock::time_point deadline) {
-  struct Waiting {
-    base::Mutex mutex;
-    base::CondVar changed;
-    std::optional<Inquiry::Outcome> outcome STITCH_GUARDED_BY(mutex);
-    bool answered STITCH_GUARDED_BY(mutex) = false;  // the handshake
-    bool passed_over STITCH_GUARDED_BY(mutex) = false;
-  };
-  const auto waiting = std::make_shared<Waiting>();
-  Inquiry inquiry;
-  inquiry.addresses = see(card).addresses;
-  inquiry.objection = [waiting,
-                       info = card.info](const transport::Hello& hello) -> std::optional<Error> {
-    if (hello.id != info.id.value() || hello.epoch != info.epoch)
-      return Error(ErrorCode::disconnected, Members::claimed_identity(hello) + " answers now");
-    base::MutexLock lock(waiting->mutex);
-    if (waiting->passed_over)
-      return Error(ErrorCode::disconnected, "another member was asked meanwhile");
-    waiting->answered = true;
-    waiting->changed.notify_all();
-    return std::nullopt;
-  };
-  if (question != nullptr) inquiry.question = [notice = *question] { return bare_message(notice); };
-  // All of its acknowledgements are bounded by twice the timeout, a probe by one. One that does
-  // not answer the handshake within a timeout is lost to the others by then, too.
-  const std::chrono::nanoseconds timeout = agent_.options().heartbeat_timeout;
-  inquiry.deadline = std::min(deadline, Clock::now() + 4 * timeout);
-  const auto open_deadline = std::min(deadline, Clock::now() + timeout);
-  inquiry.done = [waiting](Inquiry::Outcome outcome) {
-    base::MutexLock lock(waiting->mutex);
-    waiting->outcome = std::move(outcome);
-    waiting->changed.notify_all();
-  };
-  agent_.peers().inquire(std::move(inquiry));
-  Asked asked;
-  base::MutexLock lock(waiting->mutex);
-  while (!waiting->outcome && (waiting->answered || Clock::now() < open_deadline)) {
-    if (!waiting->answered) {
-      waiting->changed.wait_until(waiting->mutex, open_deadline);
-    } else if (question != nullptr) {
-      waiting->changed.wait(waiting->mutex);
-    } else {
-      break;
-    }
-  }
-  asked.is_there = waiting->answered;
-  waiting->passed_over = !waiting->outcome.has_value();
-  if (waiting->outcome) asked.outcome = std::move(*waiting->outcome);
-  return asked;
-}
-
-namespace {
-// That this worker cannot ask says nothing about the member.
-void throw_if_short_here(const Inquiry::Outcome& outcome) {
-  const auto& failure = outcome.failure;
-  if (failure && !failure->remote() && failure->code() == ErrorCode::overloaded) throw *failure;
-}
-}  // namespace
-
-bool MembershipService::reaches_a_member(Clock::time_point deadline) {
-  joining_.store(true);
-  for (const MemberCard& card : other_members()) {
-    const Asked asked = ask(card, nullptr, deadline);
-    if (asked.is_there) return true;
-    throw_if_short_here(asked.outcome);
-    if (Clock::now() >= deadline) {
-      throw Error(ErrorCode::timeout, to_string(agent_.self()) +
-                                          " could not ask all members of its world within the "
-                                          "time limit; asked last was " +
-                                          to_string(card.info));
-    }
-  }
-  return false;
-}
-
-std::optional<Notice> MembershipService::join(Clock::time_point deadline) {
-  joining_.store(true);
-  const WorkerInfo& self = agent_.self();
-  const Notice question{Notice::Step::join, self, self, {}, {{hooks_.self}}};
-  std::string tried;
-  for (const MemberCard& card : other_members()) {
-    const Inquiry::Outcome outcome = ask(card, &question, deadline).outcome;
-    if (outcome.answer) {
-      Notice notice = notice_in(*outcome.answer);
-      const bool refused =
-          notice.step == Notice::Step::refusal || notice.step == Notice::Step::dead;
-      if (refused && notice.about == self && !notice.lives.empty()) {
-        const WorkerInfo& known = notice.lives[0].card.info;
-        if (known.id == self.id && known.name == self.name && known.epoch >= self.epoch)
-          return notice;
-      }
-      const bool no_member = (notice.step == Notice::Step::refusal && !notice.lives.empty()) ||
-                             (notice.step == Notice::Step::dead && notice.about == card.info);
-      if (no_member) {
-        tried += (tried.empty() ? "" : ", ") + to_string(card.info) + ": " + notice.text;
-        continue;
-      }
-      if (refused) throw from_refusal_text(notice.text).with_worker(self.name);
-      if (notice.step != Notice::Step::welcome)
-        throw Error(ErrorCode::protocol, to_string(card.info) + " answers a join with nonsense");
-      take_in(notice, deadline);
-      joining_.store(false);
-      return std::nullopt;
-    }
-    if (Clock::now() >= deadline) {
-      throw Error(ErrorCode::timeout, to_string(self) +
-                                          " was not admitted within the time limit; asked was " +
-                                          to_string(card.info));
-    }
-    throw_if_short_here(outcome);
-    tried += (tried.empty() ? "" : ", ") + to_string(card.info) +
-             (outcome.failure ? std::string(": ") + outcome.failure->what() : ": no answer");
-  }
-  throw Error(ErrorCode::disconnected,
-              to_string(self) + " reached no member of its world: " + tried);
 }
 
 }  // namespace stitch::rpc

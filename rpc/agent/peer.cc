@@ -291,20 +291,6 @@ constexpr std::chrono::seconds kBreaksWithin{1};
 constexpr int kMaxFruitless = 32;
 constexpr std::chrono::milliseconds kFruitlessWithin{100};
 
-// Whether the peer, or this worker's own endpoint, has refused: a retry would change nothing.
-bool is_refusal(const Error& error) {
-  switch (error.code()) {
-    case ErrorCode::unauthenticated:
-    case ErrorCode::protocol:
-    case ErrorCode::invalid_argument:
-    case ErrorCode::unimplemented:
-    case ErrorCode::shutting_down:
-      return true;
-    default:
-      return false;
-  }
-}
-
 std::string milliseconds(Peer::Clock::duration duration) {
   return std::to_string(std::chrono::duration_cast<std::chrono::milliseconds>(duration).count()) +
          " ms";
@@ -439,15 +425,12 @@ void Peer::try_to_connect(Effects& effects) {
 
 void Peer::begin_anew() {
   failure_.reset();
-  for (Address& address : addresses_) {
-    address.abandoned = false;
-    address.refusal.clear();
-  }
+  for (Address& address : addresses_) address.abandoned = false;
 }
 
 void Peer::try_next(std::size_t first, Effects& effects) {
   for (std::size_t i = first; i < addresses_.size(); ++i) {
-    if (!addresses_[i].worth_trying()) continue;
+    if (!addresses_[i].reachable) continue;
     own_ = std::make_shared<PeerConnection>();
     own_->target = &life_;
     own_->address = i;
@@ -460,15 +443,9 @@ void Peer::try_next(std::size_t first, Effects& effects) {
 }
 
 void Peer::retry_or_lose(Effects& effects) {
-  bool worth_trying = false;
   std::vector<std::string> tried;
-  std::string refused;
-  for (const Address& address : addresses_) {
-    tried.push_back(address.text);
-    worth_trying = worth_trying || address.worth_trying();
-    if (!address.refusal.empty()) refused += "; " + address.refusal;
-  }
-  if (!failure_ && refused.empty()) {
+  for (const Address& address : addresses_) tried.push_back(address.text);
+  if (!failure_) {
     // No address was tried: that does not mean that the worker is gone.
     if (tentative_) return;
     effects.fail_waiting =
@@ -481,26 +458,28 @@ void Peer::retry_or_lose(Effects& effects) {
   }
   const auto now = now_();
   // What is short here says nothing about the peer: it is tried as long as that lasts.
-  if (failure_ && !failure_->remote() && failure_->code() == ErrorCode::overloaded)
-    first_failure_ = now;
+  if (!failure_->remote() && failure_->code() == ErrorCode::overloaded) first_failure_ = now;
   const bool in_time =
       broken_ ? now - broken_->since < grace_
               : now - first_failure_ < std::max<Clock::duration>(grace_, kMinConnectTime);
-  const auto dead = [](const Address& each) { return each.abandoned || !each.worth_trying(); };
-  const bool ended = worth_trying && std::ranges::all_of(addresses_, dead);
+  const auto dead = [](const Address& each) { return each.abandoned || !each.reachable; };
+  const bool ended = std::ranges::all_of(addresses_, dead);
   if (broken_ && ended) return lose_broken("no process listens at its addresses any more", effects);
   if (tentative_ && !ended) return;
-  if (worth_trying && !closing_ && in_time && !ended) {
+  if (!closing_ && in_time && !ended) {
     for (Address& address : addresses_) address.abandoned = false;
     retry_delay_ = std::clamp(retry_delay_ * 2, kMinRetryDelay, kMaxRetryDelay);
     return retry_later(retry_delay_, effects);
   }
   if (broken_) return lose_broken("no other could be made", effects);
-  const Error last = failure_.value_or(Error(ErrorCode::disconnected, "it was refused"));
+  const Error last = *failure_;
   if (addresses_.size() == 1) return lose(last, effects);
-  lose(Error(last.code(), "none of its addresses " + base::join_names(tried) +
-                              " can be reached: " + last.what() + refused),
-       effects);
+  std::string text = "none of its addresses " + base::join_names(tried) + " can be reached";
+  const char* mark = ": ";
+  for (const Address& address : addresses_) {
+    if (address.failure) text += std::exchange(mark, "; ") + std::string(address.failure->what());
+  }
+  lose(Error(last.code(), std::move(text)), effects);
 }
 
 void Peer::retry_later(Clock::duration delay, Effects& effects) {
@@ -519,8 +498,6 @@ void Peer::on_attempt_failed(const PeerConnection& attempt, const Error& reason,
   addresses_[attempt.address].failure = reason;
   ++addresses_[attempt.address].failures;
   addresses_[attempt.address].abandoned = no_process_listens;
-  // The end of an open connection does not predict the next one.
-  if (!attempt.peer && is_refusal(reason)) addresses_[attempt.address].refusal = reason.what();
   if (spare_ && !offered_) {
     offer_spare(effects);
   } else if (!offered_ && !bound_ && !successor_) {

@@ -144,10 +144,8 @@ class Peer {
     std::string text;
     bool reachable;
     bool abandoned = false;          // no process listened there, in this round of attempts
-    std::string refusal{};           // why it is not tried again
     std::optional<Error> failure{};  // the last one
     std::uint64_t failures = 0;      // attempts that failed, in all
-    [[nodiscard]] bool worth_trying() const noexcept { return reachable && refusal.empty(); }
   };
   [[nodiscard]] const WorkerInfo& info() const noexcept { return life_.info(); }
   [[nodiscard]] bool is_self() const noexcept { return info().id == self_; }

@@ -66,8 +66,7 @@ transport::ConnectionEvents PeerTable::events_for(const PeerConnectionPtr& peer_
   if (peer_connection->target) {
     events.check_peer = [this, peer_connection](const transport::Hello& hello) {
       const auto& addresses = peer_connection->target->member.addresses;
-      if (auto why = objection(*peer_connection, hello, addresses[peer_connection->address]))
-        throw std::move(*why);
+      if (auto why = objection(hello, addresses[peer_connection->address])) throw std::move(*why);
     };
   }
   events.on_open = [this, peer_connection](const ConnectionPtr& connection) {
@@ -121,9 +120,10 @@ void PeerTable::on_unnumbered(const PeerConnectionPtr& sender, const transport::
   Life& life = *sender->peer;
   if (head && head->kind == wire::kHeartbeat) {
     base::ByteReader in(head->body, "heartbeat");
-    const auto digest = in.read<std::uint64_t>();
+    Digests digests{};
+    for (auto& each : digests) each = in.read<std::uint64_t>();
     in.expect_end();
-    if (events_.on_heartbeat) events_.on_heartbeat(life.info(), digest);
+    if (events_.on_heartbeat) events_.on_heartbeat(life.info(), digests);
     return;
   }
   Effects effects;
@@ -136,15 +136,9 @@ void PeerTable::on_unnumbered(const PeerConnectionPtr& sender, const transport::
   perform(life, std::move(effects));
 }
 
-std::optional<Error> PeerTable::objection(const PeerConnection& peer_connection,
-                                          const transport::Hello& hello,
+std::optional<Error> PeerTable::objection(const transport::Hello& hello,
                                           const std::string& address) const {
   if (auto why = members_.objection(hello)) return why;
-  if (peer_connection.target && peer_connection.target->info().id.value() != hello.id) {
-    return Error(ErrorCode::unauthenticated, Members::claimed_identity(hello) + " answers where " +
-                                                 to_string(peer_connection.target->info()) +
-                                                 " should");
-  }
   // A worker connects to itself within the process only.
   if (hello.id == self_.value() && !address.starts_with("loopback:")) {
     return Error(ErrorCode::unauthenticated,
@@ -168,17 +162,17 @@ void PeerTable::on_open(const PeerConnectionPtr& opened, const ConnectionPtr& co
     }
     const transport::Hello& hello = connection->peer();
     const WorkerInfo claimed{hello.name, WorkerId(hello.id), hello.epoch};
-    auto why = objection(*opened, hello, connection->describe());
+    auto why = objection(hello, connection->describe());
     Life* const life = members_.life(claimed.id, claimed.epoch);
     const bool waits =
         opened->target == nullptr &&
-        (why ? events_.on_stranger != nullptr && claimed.id != self_ && !members_.refusal(claimed)
+        (why ? events_.on_notice != nullptr && claimed.id != self_ && !members_.refusal(claimed)
              : !life->announced.load());
     const bool refuse = !(waits && !closing_) && (why || life->over.load());
     // One that is told the end of its life may have sent something by now. If the connection closed
     // before that is read, TCP would drop what it is told. Half of the places are for joiners.
     hears_first = refuse && opened->target == nullptr && !closing_ &&
-                  events_.on_stranger != nullptr && strangers_.size() < kMaxStrangers / 2;
+                  events_.on_notice != nullptr && strangers_.size() < kMaxStrangers / 2;
     if ((waits && !closing_) || hears_first) {
       if (strangers_.size() >= kMaxStrangers) {  // the one that has been silent longest
         effects.close.emplace_back(
@@ -218,7 +212,6 @@ void PeerTable::on_open(const PeerConnectionPtr& opened, const ConnectionPtr& co
 void PeerTable::on_first_message(const PeerConnectionPtr& sender, const ConnectionPtr& connection,
                                  transport::Message message) {
   const auto head = transport::peek_frame(message.frame);
-  bool stranger = false;
   const Life* from = nullptr;  // of a notice
   Effects effects;
   Life* life = nullptr;
@@ -226,11 +219,10 @@ void PeerTable::on_first_message(const PeerConnectionPtr& sender, const Connecti
     base::MutexLock lock(mutex_);
     if (sender->ended) return;
     life = sender->peer;
-    stranger = std::erase(strangers_, sender) != 0;
+    if (std::erase(strangers_, sender) != 0)  // it tries again
+      throw Error(ErrorCode::disconnected, "this worker does not know its peer as a member yet");
     const bool notice = head && head->kind == wire::kMembership;
-    if (stranger) {
-      // Its first message decides.
-    } else if (notice && (sender->peer != nullptr || sender->target != nullptr)) {
+    if (notice && (sender->peer != nullptr || sender->target != nullptr)) {
       from = sender->peer != nullptr ? sender->peer : sender->target;
     } else if (life == nullptr || !head || head->kind != wire::kBind) {
       throw Error(ErrorCode::protocol, "message over connection " + connection->describe() +
@@ -242,14 +234,8 @@ void PeerTable::on_first_message(const PeerConnectionPtr& sender, const Connecti
     connection->close(error);
     return;
   }
-  if (stranger) {
-    const transport::Hello& hello = connection->peer();
-    events_.on_stranger(connection, {hello.name, WorkerId(hello.id), hello.epoch},
-                        std::move(message));
-    return;
-  }
   if (from != nullptr) {
-    if (events_.on_notice) events_.on_notice(connection, from->info(), std::move(message));
+    if (events_.on_notice) events_.on_notice(from->info(), message, sender->target != nullptr);
     return;
   }
   if (effects.attach) record("connection bound", *life);
@@ -342,7 +328,8 @@ void PeerTable::connect(const PeerConnectionPtr& attempt) {
   ConnectionPtr connection;
   try {
     const EndpointPtr& endpoint = by_scheme_.find(scheme_of(address))->second;
-    connection = endpoint->connect(address, events_for(attempt));
+    const WorkerInfo& whom = attempt->target->info();
+    connection = endpoint->connect(address, {whom.id.value(), whom.epoch}, events_for(attempt));
   } catch (const Error& error) {
     on_closed(attempt, error, false);
     return;
@@ -587,7 +574,9 @@ void PeerTable::beat() noexcept {
       if (bound && !bound->in_process) sessions.push_back(bound->session);
     });
   }
-  for (const auto& session : sessions) session->beat(digest_.load());
+  Digests digests{};  // two that were told at once may mix: the next heartbeat has what is right
+  for (std::size_t i = 0; i < kDigests; ++i) digests[i] = digests_[i].load();
+  for (const auto& session : sessions) session->beat(digests);
 }
 
 void PeerTable::trim() {

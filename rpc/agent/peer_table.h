@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -20,6 +21,7 @@
 #include "stitch/rpc/agent/inquiry.h"
 #include "stitch/rpc/agent/members.h"
 #include "stitch/rpc/agent/peer.h"
+#include "stitch/rpc/membership/digests.h"
 #include "stitch/rpc/message/worker_info.h"
 #include "stitch/transport/endpoint.h"
 
@@ -49,16 +51,12 @@ class PeerTable {
     // Runs a task at a time, on a timer thread, unless the owner of the table is gone by then.
     std::function<void(std::chrono::steady_clock::time_point, base::UniqueFunction<void()>)>
         call_at;
-    // The first message over a connection from a worker that is no member: it may want to be one.
-    std::function<void(const std::shared_ptr<transport::Connection>&, const WorkerInfo& stranger,
-                       transport::Message)>
-        on_stranger{};
-    // A notice of membership over a connection that is not the bound one.
-    std::function<void(const std::shared_ptr<transport::Connection>&, const WorkerInfo& from,
-                       transport::Message)>
+    // A notice of membership over a connection that is not the bound one: one that this worker has
+    // opened, or that claims to come from the peer.
+    std::function<void(const WorkerInfo& from, const transport::Message&, bool opened_here)>
         on_notice{};
-    // The digest of a HEARTBEAT.
-    std::function<void(const WorkerInfo& from, std::uint64_t digest)> on_heartbeat{};
+    // The digests of a HEARTBEAT.
+    std::function<void(const WorkerInfo& from, const Digests& digests)> on_heartbeat{};
     // A life that is over has connected: what to tell it; nothing to say nothing.
     std::function<std::optional<transport::Message>(const WorkerInfo&)> obituary{};
     // As Session::Events::deadline, of a call that this worker has made.
@@ -120,9 +118,11 @@ class PeerTable {
   };
   [[nodiscard]] std::vector<Link> links() STITCH_EXCLUDES(mutex_);
   // From now until close() each of them brings its peer a HEARTBEAT every `interval`, from a thread
-  // of its own, with the digest that was told last.
+  // of its own, with the digests that were told last.
   void begin_heartbeats(std::chrono::nanoseconds interval);
-  void tell_digest(std::uint64_t digest) noexcept { digest_.store(digest); }
+  void tell_digests(const Digests& digests) noexcept {
+    for (std::size_t i = 0; i < kDigests; ++i) digests_[i].store(digests[i]);
+  }
   // Has each bound connection give back memory that it does not need (Connection::trim).
   void trim() STITCH_EXCLUDES(mutex_);
   // The lives in other processes that this worker can connect to and to which there has been no
@@ -194,8 +194,7 @@ class PeerTable {
   void on_unnumbered(const PeerConnectionPtr& sender, const transport::Message& message)
       STITCH_EXCLUDES(mutex_);
   // Why a connection must not be used with the worker that its hello names; nothing if it may.
-  [[nodiscard]] std::optional<Error> objection(const PeerConnection& peer_connection,
-                                               const transport::Hello& hello,
+  [[nodiscard]] std::optional<Error> objection(const transport::Hello& hello,
                                                const std::string& address) const;
   void perform(Life& life, Effects effects) noexcept STITCH_EXCLUDES(mutex_);
   static void send_bind(Effects& effects);
@@ -231,9 +230,9 @@ class PeerTable {
   bool closing_ STITCH_GUARDED_BY(mutex_) = false;
   std::set<std::string> passed_over_ STITCH_GUARDED_BY(mutex_);     // transports, once said
   std::vector<PeerConnectionPtr> early_ STITCH_GUARDED_BY(mutex_);  // opened before start()
-  // Opened by workers that may become members.
+  // Opened by workers that this one has not heard of yet, or that are told the end of their life.
   std::vector<PeerConnectionPtr> strangers_ STITCH_GUARDED_BY(mutex_);
-  std::atomic<std::uint64_t> digest_{0};
+  std::array<std::atomic<std::uint64_t>, kDigests> digests_{};
   Heartbeats heartbeats_;  // last: it uses everything above
 };
 

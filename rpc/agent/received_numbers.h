@@ -15,7 +15,7 @@ class ReceivedNumbers {
   enum class Taken : std::uint8_t { fresh, known, too_scattered };
   // More gaps than this are not remembered. Threads that send at the same time leave a few, and
   // transports that lose messages without breaking, as in tests, one for each.
-  static constexpr std::size_t kMaxGaps = std::size_t{1} << 16;
+  static constexpr std::size_t kMaxGaps = std::size_t{1} << 12;
 
   [[nodiscard]] Taken take(std::uint64_t number) {
     const std::uint64_t reached = cumulative_.load(std::memory_order_relaxed);

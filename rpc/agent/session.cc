@@ -525,10 +525,11 @@ void Session::withdraw_unwanted(Kept& kept) {
     tell(kept, Error(ErrorCode::cancelled, "it was not wanted any more before it was sent"));
 }
 
-void Session::beat(std::uint64_t digest) noexcept {
+void Session::beat(const Digests& digests) noexcept {
   if (beat_under_way_.exchange(true)) return;
   transport::FrameBuilder frame(wire::kHeartbeat);
-  base::ByteWriter(frame.body()).write(digest);
+  base::ByteWriter out(frame.body());
+  for (const std::uint64_t each : digests) out.write(each);
   frame.end_body();
   transport::Message message = std::move(frame).finish();
   transport::Connection* connection = nullptr;

@@ -14,6 +14,7 @@
 #include "stitch/base/error.h"
 #include "stitch/base/mutex.h"
 #include "stitch/rpc/agent/received_numbers.h"
+#include "stitch/rpc/membership/digests.h"
 #include "stitch/rpc/message/time_left.h"
 #include "stitch/transport/endpoint.h"
 
@@ -106,9 +107,9 @@ class Session final : public transport::Connection {
     acknowledging_.store(false);
     acknowledge();
   }
-  // Sends HEARTBEAT with this digest over the connection in use, unless the one before has not been
-  // written yet. Runs no callback of another message's layers.
-  void beat(std::uint64_t digest) noexcept STITCH_EXCLUDES(mutex_);
+  // Sends HEARTBEAT with these digests over the connection in use, unless the one before has not
+  // been written yet. Runs no callback of another message's layers.
+  void beat(const Digests& digests) noexcept STITCH_EXCLUDES(mutex_);
 
   // ---- its connections
   // Sends over `connection` from now on, first what is kept beyond what the peer says it has. Of

@@ -153,9 +153,9 @@ Table calls_served(const Calls& calls, Clock::time_point now) {
 }
 
 Table gatherings(Agent& agent, Clock::time_point now) {
-  Table table{"gatherings", {"key", "arrived here", "not fetched by", "waiting", "age"}};
+  Table table{"gatherings", {"number", "participants", "waits for", "waited for by", "age"}};
   for (const auto& each : agent.gather_exchange().list())
-    table.add({each.key, each.posted ? 1 : 0, each.left, each.waiting, now - each.since});
+    table.add({each.key.number, each.participants, each.awaited, each.readers, now - each.since});
   return table;
 }
 

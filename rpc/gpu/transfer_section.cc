@@ -21,32 +21,6 @@ constexpr std::uint8_t kWantsGradient = 1;
   throw Error(ErrorCode::protocol, "section of transfers " + text);
 }
 
-// Bytes from the first to behind the last element; nothing when that overflows.
-std::uint64_t spanned_bytes(const TransferSection::Tensor& tensor) {
-  std::uint64_t last = 0;
-  for (std::size_t d = 0; d < tensor.sizes.size(); ++d) {
-    std::uint64_t step = 0;
-    if (__builtin_mul_overflow(static_cast<std::uint64_t>(tensor.sizes[d] - 1),
-                               static_cast<std::uint64_t>(tensor.strides[d]), &step) ||
-        __builtin_add_overflow(last, step, &last))
-      refuse_section("has sizes that overflow");
-  }
-  std::uint64_t bytes = 0;
-  if (__builtin_add_overflow(last, std::uint64_t{1}, &last) ||
-      __builtin_mul_overflow(last, c10::elementSize(tensor.dtype), &bytes))
-    refuse_section("has sizes that overflow");
-  return bytes;
-}
-
-// The number of elements must not overflow either, whatever the strides are.
-void check_element_count(const TransferSection::Tensor& tensor) {
-  std::int64_t elements = 1;
-  for (const auto size : tensor.sizes) {
-    if (__builtin_mul_overflow(elements, size, &elements))
-      refuse_section("has sizes that overflow");
-  }
-}
-
 TransferSection::Tensor read_described(base::ByteReader& in) {
   TransferSection::Tensor tensor;
   tensor.tensor = in.read<std::uint32_t>();
@@ -131,17 +105,19 @@ TransferSection TransferSection::decode(std::span<const std::byte> bytes) {
     Tensor tensor = read_described(in);
     if (!section.tensors.empty() && section.tensors.back().tensor >= tensor.tensor)
       refuse_section("names its tensors in no order");
-    check_element_count(tensor);
-    const std::uint64_t needed = spanned_bytes(tensor);
+    const auto needed = spanned_bytes(tensor.sizes, tensor.strides, c10::elementSize(tensor.dtype));
+    if (!needed) refuse_section("has sizes that overflow");
+    if (overlaps(tensor.sizes, tensor.strides))
+      refuse_section("has a tensor whose elements overlap in memory");
     if (tensor.transfer >= section.transfers.size() || tensor.offset < taken[tensor.transfer] ||
         tensor.offset % c10::elementSize(tensor.dtype) != 0 ||
         tensor.offset > section.transfers[tensor.transfer].bytes ||
-        needed > section.transfers[tensor.transfer].bytes - tensor.offset) {
+        *needed > section.transfers[tensor.transfer].bytes - tensor.offset) {
       refuse_section("places tensor " + std::to_string(tensor.tensor) + " of " +
-                     std::to_string(needed) + " bytes at " + std::to_string(tensor.offset) +
+                     std::to_string(*needed) + " bytes at " + std::to_string(tensor.offset) +
                      " of transfer " + std::to_string(tensor.transfer) + ", where it has no room");
     }
-    taken[tensor.transfer] = tensor.offset + needed;
+    taken[tensor.transfer] = tensor.offset + *needed;
     section.tensors.push_back(std::move(tensor));
   }
   for (std::size_t i = 0; i < taken.size(); ++i) {

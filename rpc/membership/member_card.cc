@@ -13,16 +13,34 @@ constexpr std::size_t kMaxAddress = 256;
 
 // They are parts of error texts and of names of numbers.
 bool is_address(const std::string& text) {
-  return text.size() <= kMaxAddress &&
+  return !text.empty() && text.size() <= kMaxAddress &&
          std::ranges::all_of(text, [](char c) { return c > ' ' && c < 0x7f; });
 }
 
 }  // namespace
 
-void MemberCard::write(base::ByteWriter& out) const {
+void write_info(base::ByteWriter& out, const WorkerInfo& info) {
   out.write_string(info.name);
   out.write(info.id.value());
   out.write(info.epoch);
+}
+
+WorkerInfo read_info(base::ByteReader& in) {
+  constexpr std::uint32_t kMaxWorkers = base::PublishedTable<MemberCard>::kMaxSize;
+  constexpr std::uint64_t kMaxEpoch = std::uint64_t{1} << 62;  // stores count up to 2^63 - 1
+  WorkerInfo info{in.read_string(), WorkerId(in.read<std::uint32_t>()), in.read<std::uint64_t>()};
+  if (!is_worker_name(info.name))
+    throw Error(ErrorCode::protocol, "a worker is called by what is no worker's name");
+  if (info.id.value() >= kMaxWorkers)
+    throw Error(ErrorCode::protocol,
+                to_string(info) + " cannot be: ids are below " + std::to_string(kMaxWorkers));
+  if (info.epoch > kMaxEpoch)
+    throw Error(ErrorCode::protocol, to_string(info) + " is in an epoch that none can follow");
+  return info;
+}
+
+void MemberCard::write(base::ByteWriter& out) const {
+  write_info(out, info);
   out.write(static_cast<std::uint32_t>(addresses.size()));
   for (const auto& address : addresses) out.write_string(address);
   out.write_string(record);
@@ -31,17 +49,7 @@ void MemberCard::write(base::ByteWriter& out) const {
 MemberCard MemberCard::read(base::ByteReader& in) {
   constexpr std::size_t kLengthBytes = 4;  // of a string
   constexpr std::uint32_t kMaxAddresses = 256;
-  constexpr std::uint32_t kMaxWorkers = base::PublishedTable<MemberCard>::kMaxSize;
-  MemberCard card;
-  card.info.name = in.read_string();
-  if (!is_worker_name(card.info.name))
-    throw Error(ErrorCode::protocol, "card of a member has what is no worker's name");
-  card.info.id = WorkerId(in.read<std::uint32_t>());
-  if (card.info.id.value() >= kMaxWorkers)
-    throw Error(ErrorCode::protocol, "card of a member has the id " +
-                                         std::to_string(card.info.id.value()) + "; ids are below " +
-                                         std::to_string(kMaxWorkers));
-  card.info.epoch = in.read<std::uint64_t>();
+  MemberCard card{read_info(in), {}, {}};
   const auto count = in.read_count(kLengthBytes);
   if (count > kMaxAddresses)
     throw Error(ErrorCode::protocol, "card of a member has " + std::to_string(count) +

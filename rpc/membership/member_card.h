@@ -26,4 +26,10 @@ struct MemberCard {
   friend bool operator==(const MemberCard&, const MemberCard&) = default;
 };
 
+// Who a worker is, as peers and stores say it. All of it is read here, so that a worker never keeps
+// what those refuse that it tells: a name, an id below 65,536, an epoch that another can follow.
+void write_info(base::ByteWriter& out, const WorkerInfo& info);
+// Throws Error(protocol) for anything else.
+[[nodiscard]] WorkerInfo read_info(base::ByteReader& in);
+
 }  // namespace stitch::rpc

@@ -29,7 +29,9 @@ std::string verdict_text(const WorkerInfo& about, const WorkerInfo& by, const st
 }  // namespace
 
 MembershipProtocol::MembershipProtocol(MemberCard self, Settings settings)
-    : self_(std::move(self)), settings_(std::move(settings)) {}
+    : self_(std::move(self)), settings_(std::move(settings)) {
+  digest_of(self_.info.id) = summand(self_.info, false);
+}
 
 void MembershipProtocol::start(std::span<const KnownLife> lives) {
   for (const KnownLife& life : lives) {
@@ -39,9 +41,11 @@ void MembershipProtocol::start(std::span<const KnownLife> lives) {
 
 // ---- suspicion
 
+// Over the connections that there are: others hear of it by digests once they have connected to
+// their judge.
 void MembershipProtocol::tell_all(const Notice& notice, Effects& effects) const {
   for (const auto& [id, entry] : entries_) {
-    if (entry.within_reach()) effects.send.emplace_back(entry.info(), notice);
+    if (entry.within_reach() && !entry.unconnected) effects.send.emplace_back(entry.info(), notice);
   }
 }
 
@@ -56,11 +60,6 @@ void MembershipProtocol::after_loss(const WorkerInfo& lost, Time now, Effects& e
   for (auto& [ticket, joining] : joining_) joining.pending.erase(lost.id);
   leave_pending_.erase(lost.id);
   for (auto& [id, entry] : entries_) {
-    // It may have died while it told the others of a verdict.
-    if (!entry.relayed && entry.by == lost.id) {
-      if (const auto notice = obituary(entry.info())) tell_all(*notice, effects);
-      entry.relayed = true;
-    }
     entry.askers.erase(lost.id);
     if (entry.asked == lost.id) {
       entry.asked.reset();
@@ -183,15 +182,12 @@ void MembershipProtocol::declare(Entry& entry, const WorkerInfo& by, const std::
   lose(entry, reason, effects);
   effects.events.push_back({Event::Kind::dead, entry.life.card, reason});
   end_life(entry, LifeState::dead);
-  entry.life.verdict = verdict;
+  entry.life.verdict = verdict.substr(0, KnownLife::kMaxVerdict);
+  bytes_ += entry.life.verdict.size();
   entry.probing = false;
   entry.askers.clear();
   entry.asked.reset();
-  entry.by = by.id;
-  const Entry* judge = find(by);
-  // All have to hear of it, also when the worker that decided dies before it has told them all.
-  entry.relayed = by.id == self_.info.id || judge == nullptr || !judge->within_reach();
-  if (entry.relayed) tell_all({Notice::Step::dead, entry.info(), by, verdict}, effects);
+  if (by.id == self_.info.id) tell_all({Notice::Step::dead, entry.info(), by, verdict}, effects);
   after_loss(entry.info(), now, effects);
 }
 
@@ -218,7 +214,7 @@ void MembershipProtocol::fence(const std::string& verdict, Effects& effects) {
     if (entry.alive()) lose(entry, why, effects);
   }
   for (const auto& [ticket, joining] : std::exchange(joining_, {}))
-    effects.answers.push_back({ticket, ask_another(joining.card.info, why.what())});
+    effects.answers.push_back({ticket, joining.card.info, {}, true});
   effects.events.push_back({Event::Kind::fenced, self_, why});
   fenced_ = why;
   effects.leave_done = leave_deadline_.has_value();
@@ -253,15 +249,14 @@ void MembershipProtocol::on_probe(const WorkerInfo& about, std::optional<bool> a
   const bool silent = failed && !met && !asleep;
   entry->undecided = !lives && !silent;
   entry->asked_at = now;
-  const auto refuse_joins = [&](const std::string& why) {
+  const auto refuse_joins = [&](const Error& why) {
     for (auto each = joining_.begin(); each != joining_.end();) {
       const auto& [ticket, joining] = *each;
       if (joining.announced || joining.card.info.id != about.id) {
         ++each;
         continue;
       }
-      effects.answers.push_back(
-          {ticket, {Notice::Step::refusal, joining.card.info, self_.info, why}});
+      effects.answers.push_back({ticket, joining.card.info, why});
       each = joining_.erase(each);
     }
   };
@@ -273,9 +268,10 @@ void MembershipProtocol::on_probe(const WorkerInfo& about, std::optional<bool> a
   if (lives && !cut_off) {
     end_doubt(*entry);
     settle_askers(*entry, {Notice::Step::alive, about, self_.info}, effects);
-    refuse_joins(to_refusal_text(Error(
-        ErrorCode::already_exists,
-        "worker \"" + about.name + "\" is still alive in epoch " + std::to_string(about.epoch))));
+    refuse_joins(Error(ErrorCode::already_exists,
+                       "worker \"" + about.name + "\" is still alive in epoch " +
+                           std::to_string(about.epoch) +
+                           "; another job that meets at the same place needs one of its own"));
     return;
   }
   // What goes over the link proves more than a connection that could not be made.
@@ -329,10 +325,7 @@ void MembershipProtocol::on_notice(const WorkerInfo& from, const Notice& notice,
         end_doubt(*entry);
         settle_askers(*entry, notice, effects);
         // Only this link is down; or that worker has declared this one dead, and says so.
-        if (entry->unreachable && !entry->probing && !entry->confirming) {
-          effects.probes.push_back({entry->info(), settings_.heartbeat_timeout});
-          entry->confirming = true;
-        }
+        if (entry->unreachable) confirm(*entry, effects);
       }
       break;
     case Notice::Step::dead:
@@ -349,20 +342,19 @@ void MembershipProtocol::on_notice(const WorkerInfo& from, const Notice& notice,
       acknowledged(from.id, notice.about);
       break;
     case Notice::Step::left:
-      if (Entry* entry = find(notice.about)) {
-        // The end of the connection tells the one that leaves that it may.
-        mark_left(*entry, now, effects);
-      }
+      // The end of the connection tells the one that leaves that it may. Of others LISTs tell.
+      if (notice.about == from) mark_left(*sender, now, effects);
       break;
     case Notice::Step::list:
       merge(notice.lives, from, now, effects);
       break;
-    case Notice::Step::join:
-    case Notice::Step::welcome:
-    case Notice::Step::refusal:
-      break;  // over connections of their own
   }
   answer_joins(now, effects);
+}
+
+void MembershipProtocol::confirm(Entry& entry, Effects& effects) {
+  if (entry.probing || std::exchange(entry.confirming, true)) return;
+  effects.probes.push_back({entry.info(), settings_.heartbeat_timeout});
 }
 
 void MembershipProtocol::on_suspect(const WorkerInfo& from, const Notice& notice, Time now,
@@ -415,19 +407,49 @@ std::uint64_t MembershipProtocol::summand(const WorkerInfo& info, bool over) {
 
 void MembershipProtocol::insert(const KnownLife& life) {
   const auto [at, inserted] = entries_.try_emplace(life.card.info.id, Entry{life});
-  if (inserted) digest_ += summand(life.card.info, !at->second.alive());
+  if (!inserted) return;
+  digest_of(at->first) += summand(life.card.info, !at->second.alive());
+  ids_.emplace(life.card.info.name, life.card.info.id);
+  bytes_ += bytes_of(life);
+}
+
+std::size_t MembershipProtocol::bytes_of(const KnownLife& life) {
+  constexpr std::size_t kNumbers = 64;
+  std::size_t bytes =
+      kNumbers + life.card.info.name.size() + life.card.record.size() + life.verdict.size();
+  for (const std::string& address : life.card.addresses) bytes += kNumbers + address.size();
+  return bytes;
+}
+
+bool MembershipProtocol::may_keep(const KnownLife& life) const {
+  const WorkerInfo& info = life.card.info;
+  if ((info.id == self_.info.id) != (info.name == self_.info.name)) return false;
+  const auto of_name = ids_.find(info.name);
+  if (of_name != ids_.end() && of_name->second != info.id) return false;
+  const auto of_id = entries_.find(info.id);
+  if (of_id == entries_.end()) return bytes_ + bytes_of(life) <= kMaxBytes;
+  const KnownLife& known = of_id->second.life;
+  if (known.card.info.name != info.name) return false;
+  return known.card.info.epoch == info.epoch ||
+         bytes_ - bytes_of(known) + bytes_of(life) <= kMaxBytes;
 }
 
 void MembershipProtocol::erase(const Entry& entry) {
-  digest_ -= summand(entry.info(), !entry.alive());
   const WorkerId id = entry.info().id;
+  digest_of(id) -= summand(entry.info(), !entry.alive());
+  bytes_ -= bytes_of(entry.life);
+  ids_.erase(entry.info().name);
   entries_.erase(id);
 }
 
 void MembershipProtocol::end_life(Entry& entry, LifeState state) {
-  digest_ -= summand(entry.info(), !entry.alive());
+  std::uint64_t& digest = digest_of(entry.info().id);
+  digest -= summand(entry.info(), !entry.alive());
   entry.life.state = state;
-  digest_ += summand(entry.info(), !entry.alive());
+  digest += summand(entry.info(), !entry.alive());
+  bytes_ -= bytes_of(entry.life);
+  entry.life.card = MemberCard{entry.info(), {}, {}};  // no worker connects to it any more
+  bytes_ += bytes_of(entry.life);
 }
 
 std::vector<KnownLife> MembershipProtocol::lives() const {
@@ -462,12 +484,10 @@ std::optional<Notice> MembershipProtocol::obituary(const WorkerInfo& info) const
   const std::uint64_t epoch = entry.info().epoch;
   if (epoch < info.epoch || (epoch == info.epoch && entry.alive())) return std::nullopt;
   Notice dead{Notice::Step::dead, info, self_.info, entry.life.verdict};
-  // A process that comes back with an epoch that is used up learns from it which one is not.
-  if (entry.info().name == info.name) dead.lives.push_back(in_brief(entry.life));
   if (epoch > info.epoch) {
     dead.text = life_text(info) + " is over: it is now epoch " + std::to_string(epoch);
   } else if (entry.life.state == LifeState::left) {
-    return Notice{Notice::Step::left, info};
+    return Notice{Notice::Step::list, info, self_.info, {}, {entry.life}};
   }
   return dead;
 }
@@ -476,8 +496,10 @@ std::optional<Notice> MembershipProtocol::obituary(const WorkerInfo& info) const
 
 namespace {
 
-// Heartbeats in a row whose digest differs before a list is sent.
+// Heartbeats in a row whose digests differ before a list is sent.
 constexpr int kMismatches = 2;
+// The pause after a list doubles so often: while many workers join, digests differ all the time.
+constexpr int kDoublings = 4;
 
 std::string milliseconds_text(std::chrono::steady_clock::duration duration) {
   return std::to_string(duration / std::chrono::milliseconds(1)) + " ms";
@@ -558,27 +580,35 @@ void MembershipProtocol::on_tick(Time now, std::span<const Link> links, Effects&
   finish_leave(effects);
 }
 
-void MembershipProtocol::on_heartbeat(const WorkerInfo& from, std::uint64_t digest, Time now,
+void MembershipProtocol::on_heartbeat(const WorkerInfo& from, const Digests& digests, Time now,
                                       Effects& effects) {
   Entry* entry = find(from);
   if (over() || entry == nullptr || !entry->within_reach()) return;
-  if (digest == this->digest()) {
+  const auto pause =
+      heartbeat_interval(settings_.heartbeat_timeout) * (1 << std::min(entry->lists, kDoublings));
+  if (digests == digests_) {
     entry->mismatches = 0;
-  } else if (++entry->mismatches >= kMismatches &&
-             now >= entry->listed_at + heartbeat_interval(settings_.heartbeat_timeout)) {
+    entry->lists = 0;
+  } else if (++entry->mismatches >= kMismatches && now >= entry->listed_at + pause) {
     entry->mismatches = 0;
     entry->listed_at = now;
+    ++entry->lists;
     Notice list{Notice::Step::list, self_.info, self_.info, {}, {}};
     list.lives = lives();
+    std::erase_if(list.lives, [&](const KnownLife& life) {
+      const std::size_t at = life.card.info.id.value() % kDigests;
+      return digests[at] == digests_[at];
+    });
     effects.send.emplace_back(from, std::move(list));
   }
 }
 
 // ---- what is heard of lives; joining (R5) and leaving (R6)
 
-// Takes in what another member knows of one life, if it is news.
+// Takes in what another member knows of one life, if it is news that may be told on.
 void MembershipProtocol::add(const KnownLife& life, const WorkerInfo& by, Time now,
                              Effects& effects) {
+  if (!may_keep(life)) return;
   const WorkerInfo& info = life.card.info;
   if (info.id == self_.info.id) {
     // A later life of this worker: this one is over.
@@ -621,16 +651,10 @@ void MembershipProtocol::merge(std::span<const KnownLife> lives, const WorkerInf
   }
 }
 
-std::optional<Notice> MembershipProtocol::refusal(const MemberCard& card) const {
+std::optional<Error> MembershipProtocol::refusal(const MemberCard& card) const {
   const WorkerInfo& info = card.info;
-  const auto refused = [&](const std::string& why) {
-    return Notice{Notice::Step::refusal, info, self_.info,
-                  to_string(info) + " cannot join: " + why};
-  };
   const auto taken = [&](const std::string& by) {
-    return Notice{
-        Notice::Step::refusal, info, self_.info,
-        to_refusal_text(Error(ErrorCode::already_exists, to_string(info) + " cannot join: " + by))};
+    return Error(ErrorCode::already_exists, to_string(info) + " cannot join: " + by);
   };
   if (info.id == self_.info.id || info.name == self_.info.name)
     return taken("it is " + to_string(self_.info) + ", which is alive");
@@ -638,24 +662,18 @@ std::optional<Notice> MembershipProtocol::refusal(const MemberCard& card) const 
     const WorkerInfo& known = entry.info();
     if ((id == info.id) != (known.name == info.name))
       return taken("there is " + to_string(known) + " already");
-    if (id != info.id) continue;
-    // Of equal epochs, the card tells a process that asks again from another one.
-    const bool asks_again = entry.alive() && entry.life.card == card;
-    if (known.epoch < info.epoch || (known.epoch == info.epoch && asks_again)) continue;
-    auto notice =
-        refused("its epoch " + std::to_string(info.epoch) +
-                (known.epoch == info.epoch && entry.alive()
-                     ? " is that of another process"
-                     : " is over; it was epoch " + std::to_string(known.epoch) + " last"));
-    notice.lives.push_back(in_brief(entry.life));
-    return notice;
+    if (id == info.id && known.epoch >= info.epoch)
+      return taken("there is epoch " + std::to_string(known.epoch) + " already");
+  }
+  if (!may_keep({card})) {
+    return Error(ErrorCode::overloaded, to_string(info) +
+                                            " cannot join: what the members say of themselves "
+                                            "fills the world");
   }
   if (!settings_.admit) return std::nullopt;
   std::vector<MemberCard> live = live_cards();
   std::erase_if(live, [&](const MemberCard& each) { return each.info.id == info.id; });
-  const auto why = settings_.admit(card, live);
-  if (!why) return std::nullopt;
-  return Notice{Notice::Step::refusal, info, self_.info, to_refusal_text(*why)};
+  return settings_.admit(card, live);
 }
 
 // Whether several members live and none of them, `besides` left out, can be told anything: a worker
@@ -670,24 +688,14 @@ bool MembershipProtocol::isolated(WorkerId besides) const {
   return out_of_reach > 1;
 }
 
-Notice MembershipProtocol::ask_another(const WorkerInfo& joiner, const std::string& why) const {
-  Notice notice{Notice::Step::refusal, joiner, self_.info, why, {}};
-  notice.lives.push_back({self_, LifeState::left, {}});
-  return notice;
-}
-
-void MembershipProtocol::on_join(std::uint64_t ticket, const MemberCard& card, Time now,
-                                 Effects& effects) {
+void MembershipProtocol::admit(std::uint64_t ticket, const MemberCard& card, Time now,
+                               Effects& effects) {
   if (fenced_ || leaving_ || isolated(card.info.id)) {
-    const std::string self = to_string(self_.info);
-    effects.answers.push_back(
-        {ticket, ask_another(card.info, fenced_    ? std::string(fenced_->what())
-                                        : leaving_ ? self + " is leaving"
-                                                   : self + " has lost all other members")});
+    effects.answers.push_back({ticket, card.info, {}, true});
     return;
   }
-  if (auto notice = refusal(card)) {
-    effects.answers.push_back({ticket, std::move(*notice)});
+  if (auto why = refusal(card)) {
+    effects.answers.push_back({ticket, card.info, std::move(why)});
     return;
   }
   Joining& joining = joining_[ticket] = {ticket, card};
@@ -720,8 +728,8 @@ void MembershipProtocol::answer_joins(Time now, Effects& effects) {
     if (!joining.announced && (former == nullptr || !former->alive() ||
                                former->info().epoch >= joining.card.info.epoch)) {
       // What was being probed is over by another's word.
-      if (auto notice = refusal(joining.card)) {
-        effects.answers.push_back({joining.ticket, std::move(*notice)});
+      if (auto why = refusal(joining.card)) {
+        effects.answers.push_back({joining.ticket, joining.card.info, std::move(why)});
         each = joining_.erase(each);
         continue;
       }
@@ -731,9 +739,7 @@ void MembershipProtocol::answer_joins(Time now, Effects& effects) {
       ++each;
       continue;
     }
-    Notice welcome{Notice::Step::welcome, joining.card.info, self_.info, {}, {}};
-    welcome.lives = lives();
-    effects.answers.push_back({joining.ticket, std::move(welcome)});
+    effects.answers.push_back({joining.ticket, joining.card.info});
     each = joining_.erase(each);
   }
 }
@@ -748,10 +754,6 @@ void MembershipProtocol::finish_leave(Effects& effects) {
   if (!leave_deadline_ || !leave_pending_.empty()) return;
   leave_deadline_.reset();
   effects.leave_done = true;
-}
-
-void MembershipProtocol::on_welcome(const Notice& welcome, Time now, Effects& effects) {
-  if (!over()) merge(welcome.lives, welcome.by, now, effects);
 }
 
 void MembershipProtocol::leave(Time now, Effects& effects) {

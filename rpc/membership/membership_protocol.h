@@ -9,10 +9,12 @@
 #include <set>
 #include <span>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "stitch/base/error.h"
+#include "stitch/rpc/membership/digests.h"
 #include "stitch/rpc/membership/member_card.h"
 #include "stitch/rpc/membership/notice.h"
 #include "stitch/rpc/message/worker_info.h"
@@ -46,10 +48,12 @@ class MembershipProtocol {
     MemberCard card;
     Error reason;  // of dead and fenced
   };
-  // The end of a request to join.
+  // The end of an admission.
   struct Answer {
     std::uint64_t ticket;
-    Notice notice;  // welcome or refusal
+    WorkerInfo joiner;
+    std::optional<Error> refusal{};  // nothing: all live members know of it
+    bool elsewhere = false;          // this worker cannot admit any more: another one does
   };
   // A connection of its own to a life, to learn whether it answers within `limit`.
   struct Probe {
@@ -105,8 +109,16 @@ class MembershipProtocol {
   [[nodiscard]] Effects on_notice(const WorkerInfo& from, const Notice& notice, Time now) {
     return collect([&](Effects& effects) { on_notice(from, notice, now, effects); });
   }
-  [[nodiscard]] Effects on_heartbeat(const WorkerInfo& from, std::uint64_t digest, Time now) {
-    return collect([&](Effects& effects) { on_heartbeat(from, digest, now, effects); });
+  // A peer says over a connection that it has opened, and that may be another's, that this worker
+  // is dead: it is asked over one that this worker opens.
+  [[nodiscard]] Effects on_unproven_verdict(const WorkerInfo& from) {
+    return collect([&](Effects& effects) {
+      Entry* const entry = over() ? nullptr : find(from);
+      if (entry != nullptr && entry->alive()) confirm(*entry, effects);
+    });
+  }
+  [[nodiscard]] Effects on_heartbeat(const WorkerInfo& from, const Digests& digests, Time now) {
+    return collect([&](Effects& effects) { on_heartbeat(from, digests, now, effects); });
   }
   // Whether a life has answered a connection of its own; nothing if that could not be found out.
   // `connected`: there is a bound connection to it by now.
@@ -114,13 +126,15 @@ class MembershipProtocol {
                                  bool connected = false) {
     return collect([&](Effects& effects) { on_probe(about, answered, now, connected, effects); });
   }
-  // A worker that is no member asks to be one. One Answer with this ticket follows.
-  [[nodiscard]] Effects on_join(std::uint64_t ticket, const MemberCard& card, Time now) {
-    return collect([&](Effects& effects) { on_join(ticket, card, now, effects); });
+  // A worker that is no member is to be one. One Answer with this ticket follows.
+  [[nodiscard]] Effects admit(std::uint64_t ticket, const MemberCard& card, Time now) {
+    return collect([&](Effects& effects) { admit(ticket, card, now, effects); });
   }
-  // What this worker was told when it joined.
-  [[nodiscard]] Effects on_welcome(const Notice& welcome, Time now) {
-    return collect([&](Effects& effects) { on_welcome(welcome, now, effects); });
+  // What this worker was told about the lives of its world, by `by`, when it joined.
+  [[nodiscard]] Effects on_lives(std::span<const KnownLife> lives, const WorkerInfo& by, Time now) {
+    return collect([&](Effects& effects) {
+      if (!over()) merge(lives, by, now, effects);
+    });
   }
   // This worker leaves: leave_done follows, at the latest after the heartbeat timeout.
   [[nodiscard]] Effects leave(Time now) {
@@ -130,8 +144,8 @@ class MembershipProtocol {
   // ---- state
   [[nodiscard]] const WorkerInfo& self() const noexcept { return self_.info; }
   [[nodiscard]] const std::optional<Error>& fenced() const noexcept { return fenced_; }
-  // A number that is equal at two workers that know the same; see on_heartbeat().
-  [[nodiscard]] std::uint64_t digest() const { return digest_ + summand(self_.info, false); }
+  // Equal at two workers that know the same; see on_heartbeat().
+  [[nodiscard]] const Digests& digests() const noexcept { return digests_; }
   // The last life of each worker, this one among them, by id.
   [[nodiscard]] std::vector<KnownLife> lives() const;
   [[nodiscard]] std::vector<MemberCard> live_cards() const;
@@ -161,11 +175,10 @@ class MembershipProtocol {
     bool undecided = false;               // the last probe has failed on this worker's side
     bool confirming = false;              // a probe is under way that decides nothing
     std::optional<Time> answers_since{};  // probes, though the connection is over
-    // Once it is over:
-    WorkerId by{};        // who gave the verdict
-    bool relayed = true;  // others have been told by this worker, or are by `by`
-    int mismatches = 0;   // heartbeats with another digest
-    Time listed_at{};     // when it was last sent a list
+    // Of its heartbeats:
+    int mismatches = 0;  // in a row that had other digests
+    Time listed_at{};    // when it was last sent a list
+    int lists = 0;       // that it was sent since the digests were last equal
     [[nodiscard]] const WorkerInfo& info() const noexcept { return life.card.info; }
     [[nodiscard]] bool alive() const noexcept { return life.state == LifeState::alive; }
     [[nodiscard]] bool suspected() const noexcept {
@@ -197,24 +210,26 @@ class MembershipProtocol {
   void on_tick(Time now, std::span<const Link> links, Effects& effects);
   void on_link_lost(const WorkerInfo& peer, const Error& reason, Time now, Effects& effects);
   void on_notice(const WorkerInfo& from, const Notice& notice, Time now, Effects& effects);
-  void on_heartbeat(const WorkerInfo& from, std::uint64_t digest, Time now, Effects& effects);
+  void on_heartbeat(const WorkerInfo& from, const Digests& digests, Time now, Effects& effects);
   void on_probe(const WorkerInfo& about, std::optional<bool> answered, Time now, bool connected,
                 Effects& effects);
-  void on_join(std::uint64_t ticket, const MemberCard& card, Time now, Effects& effects);
-  void on_welcome(const Notice& welcome, Time now, Effects& effects);
+  void admit(std::uint64_t ticket, const MemberCard& card, Time now, Effects& effects);
   void leave(Time now, Effects& effects);
 
   [[nodiscard]] bool over() const noexcept { return fenced_.has_value(); }
   [[nodiscard]] Entry* find(const WorkerInfo& info);
   [[nodiscard]] Entry* find(WorkerId id);
-  // What a life adds to digest().
+  // What a life adds to its digest.
   [[nodiscard]] static std::uint64_t summand(const WorkerInfo& info, bool over);
-  // Who it is and what has become of it, without where it listened.
-  [[nodiscard]] static KnownLife in_brief(const KnownLife& life) {
-    return {{life.card.info, {}, {}}, life.state};
-  }
+  [[nodiscard]] std::uint64_t& digest_of(WorkerId id) { return digests_[id.value() % kDigests]; }
   void insert(const KnownLife& life);
   void erase(const Entry& entry);
+  // What a LIST takes for a life, about.
+  [[nodiscard]] static std::size_t bytes_of(const KnownLife& life);
+  // Whether a life may be told on: others refuse names and ids that are taken, and a LIST has to
+  // fit into a frame.
+  [[nodiscard]] bool may_keep(const KnownLife& life) const;
+  static constexpr std::size_t kMaxBytes = std::size_t{8} << 20;
   void end_life(Entry& entry, LifeState state);
   void tell_all(const Notice& notice, Effects& effects) const;
   void lose(Entry& entry, const Error& reason, Effects& effects);
@@ -244,26 +259,26 @@ class MembershipProtocol {
   void declare(Entry& entry, const WorkerInfo& by, const std::string& verdict, Time now,
                Effects& effects);
   void mark_left(Entry& entry, Time now, Effects& effects);
+  void confirm(Entry& entry, Effects& effects);
   void on_suspect(const WorkerInfo& from, const Notice& notice, Time now, Effects& effects);
   void on_dead(const WorkerInfo& from, const Notice& notice, Time now, Effects& effects);
   void fence(const std::string& verdict, Effects& effects);
   void add(const KnownLife& life, const WorkerInfo& by, Time now, Effects& effects);
   void merge(std::span<const KnownLife> lives, const WorkerInfo& by, Time now, Effects& effects);
-  // What a joiner is told that cannot be a member; nothing if it can. With a later epoch it could
-  // if `lives` has the last life of its name.
-  [[nodiscard]] std::optional<Notice> refusal(const MemberCard& card) const;
+  // Why it cannot be a member; nothing if it can.
+  [[nodiscard]] std::optional<Error> refusal(const MemberCard& card) const;
   void announce(Joining& joining, Time now, Effects& effects);
   void answer_joins(Time now, Effects& effects);
   void acknowledged(WorkerId by, const WorkerInfo& about);
   void finish_leave(Effects& effects);
   [[nodiscard]] bool isolated(WorkerId besides) const;
-  // The answer of one that cannot sponsor a joiner: another member is to be asked.
-  [[nodiscard]] Notice ask_another(const WorkerInfo& joiner, const std::string& why) const;
 
   const MemberCard self_;
   const Settings settings_;
   std::map<WorkerId, Entry> entries_;  // the others: the last life of each
-  std::uint64_t digest_ = 0;           // of them, changed with them
+  Digests digests_{};                  // of all, changed with them; of the others:
+  std::unordered_map<std::string, WorkerId> ids_;
+  std::size_t bytes_ = 0;
   std::map<std::uint64_t, Joining> joining_;
   std::optional<Time> last_tick_;
   Time awake_since_{};  // this process did not run for a while before

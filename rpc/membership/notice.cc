@@ -9,27 +9,11 @@ namespace stitch::rpc {
 
 namespace {
 
-constexpr std::size_t kMaxName = 127;  // as is_worker_name()
-
-void write_info(base::ByteWriter& out, const WorkerInfo& info) {
-  out.write_string(info.name);
-  out.write(info.id.value());
-  out.write(info.epoch);
-}
-
 // A text of a peer, which is kept, told to others, and may end up on a terminal.
 std::string read_text(base::ByteReader& in, std::size_t most) {
   std::string text = in.read_string();
   if (text.size() > most) text.resize(most);
   return base::printable(std::move(text));
-}
-
-WorkerInfo read_info(base::ByteReader& in, std::size_t most) {
-  WorkerInfo info;
-  info.name = read_text(in, most);
-  info.id = WorkerId(in.read<std::uint32_t>());
-  info.epoch = in.read<std::uint64_t>();
-  return info;
 }
 
 }  // namespace
@@ -59,22 +43,20 @@ Notice Notice::read(std::span<const std::byte> bytes) {
   notice.step = in.read<Step>();
   if (notice.step < Step::suspect || notice.step > Step::list)
     throw wrong("step " + std::to_string(static_cast<int>(notice.step)) + " is unknown");
-  notice.about = read_info(in, kMaxName + 1);  // so that a longer one is refused
-  if (notice.about.name.size() > kMaxName || !is_worker_name(notice.about.name))
-    throw wrong("it is about what is no worker's name");
-  notice.by = read_info(in, kMaxName);
+  notice.about = read_info(in);
+  notice.by = read_info(in);
   notice.text = read_text(in, kMaxText);
   const auto count = in.read_count(kMinLifeBytes);
   for (std::uint32_t i = 0; i < count; ++i) {
     KnownLife life;
     life.state = in.read<LifeState>();
     if (life.state > LifeState::left) throw wrong("the state of a life is unknown");
-    life.verdict = read_text(in, kMaxText);
+    life.verdict = read_text(in, KnownLife::kMaxVerdict);
     life.card = MemberCard::read(in);
     notice.lives.push_back(std::move(life));
   }
   in.expect_end();
-  if ((notice.step == Step::join || notice.step == Step::member) && notice.lives.size() != 1)
+  if (notice.step == Step::member && notice.lives.size() != 1)
     throw wrong("one card was expected, not " + std::to_string(notice.lives.size()));
   return notice;
 }

@@ -16,9 +16,10 @@ enum class LifeState : std::uint8_t { alive = 0, dead = 1, left = 2 };
 
 // A life, as one member tells it to another.
 struct KnownLife {
+  static constexpr std::size_t kMaxVerdict = 512;
   MemberCard card;
   LifeState state = LifeState::alive;
-  std::string verdict{};  // of a dead one: who declared it dead, and why
+  std::string verdict{};  // of a dead one: who declared it dead, and why; cut at kMaxVerdict
   friend bool operator==(const KnownLife&, const KnownLife&) = default;
 };
 
@@ -28,9 +29,6 @@ struct Notice {
     suspect = 1,  // `about` cannot be reached from here: decide
     alive,        // the one that decides can reach `about`
     dead,         // `about` was declared dead by `by`, for `text`
-    join,         // `lives[0]` wants to be a member
-    welcome,      // all live members know of it; `lives` are all lives
-    refusal,      // it cannot be a member, for `text`
     member,       // `lives[0]` is a member from now on
     known,        // answers member: taken in
     left,         // `about` has left
@@ -48,7 +46,7 @@ struct Notice {
   friend bool operator==(const Notice&, const Notice&) = default;
 };
 
-// Why a worker cannot be a member, as the text of a notice or of the store, and back: with the code
+// Why a worker cannot be a member, as a text in the store, and back: with the code
 // in front where that is `already_exists`. Any other is read as `invalid_argument`.
 [[nodiscard]] std::string to_refusal_text(const Error& why);
 [[nodiscard]] Error from_refusal_text(const std::string& text);

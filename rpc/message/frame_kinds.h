@@ -14,7 +14,7 @@ enum FrameKind : std::uint16_t {
   kCancel = 4,       // call id
   kLeave = 5,        // graceful shutdown
   kBind = 6,         // which connection the two workers use (PeerTable)
-  kHeartbeat = 7,    // digest of what the sender knows of the members (PeerTable)
+  kHeartbeat = 7,    // digests of what the sender knows of the members (PeerTable)
   kMembership = 8,   // a Notice (rpc/membership/)
   kReceived = 9,     // empty: up to which numbers everything has arrived (Session)
   kSkip = 10,        // empty: the message of this number will not come (Session)

@@ -175,29 +175,6 @@ Dims read_dims(ByteReader& in, std::size_t count, std::string_view what) {
   return dims;
 }
 
-// Bytes from the first to behind the last element; nullopt when that overflows.
-std::optional<std::size_t> extent(at::IntArrayRef sizes, at::IntArrayRef strides,
-                                  std::size_t item) {
-  std::size_t last = 0;
-  std::int64_t elements = 1;
-  for (const auto size : sizes) {
-    if (size == 0) return 0;
-    if (__builtin_mul_overflow(elements, size, &elements)) return std::nullopt;
-  }
-  for (std::size_t d = 0; d < sizes.size(); ++d) {
-    std::size_t step = 0;
-    if (__builtin_mul_overflow(static_cast<std::size_t>(sizes[d] - 1),
-                               static_cast<std::size_t>(strides[d]), &step))
-      return std::nullopt;
-    if (__builtin_add_overflow(last, step, &last)) return std::nullopt;
-  }
-  std::size_t bytes = 0;
-  if (__builtin_add_overflow(last, std::size_t{1}, &last) ||
-      __builtin_mul_overflow(last, item, &bytes))
-    return std::nullopt;
-  return bytes;
-}
-
 Dims packed_strides(at::IntArrayRef sizes) {
   Dims strides(sizes.size(), 1);
   for (std::size_t d = sizes.size(); d-- > 1;) {
@@ -280,13 +257,15 @@ at::Tensor read_dense(BufferQueue& buffers, ByteReader& in, Expanded stride_0) {
   const auto& source = buffers.take(in.read<std::uint32_t>());
   const std::size_t item = c10::elementSize(header.dtype);
   const auto needed = stride_0 == Expanded::once
-                          ? extent(header.sizes, strides, item)
-                          : extent(header.sizes, packed_strides(header.sizes), item);
+                          ? spanned_bytes(header.sizes, strides, item)
+                          : spanned_bytes(header.sizes, packed_strides(header.sizes), item);
   if (!needed || *needed > source.buffer.bytes) {
     throw Error(ErrorCode::protocol,
                 "tensor descriptor needs " + (needed ? std::to_string(*needed) : "too many") +
                     " bytes, its buffer has " + std::to_string(source.buffer.bytes));
   }
+  if (*needed != 0 && overlaps(header.sizes, strides))
+    throw Error(ErrorCode::protocol, "tensor descriptor has elements that overlap in memory");
   if (stride_0 == Expanded::in_full && (header.flags & kHasStrides) != 0)
     throw Error(ErrorCode::protocol, "sparse tensor descriptor has parts with strides");
   at::Tensor tensor;
@@ -410,9 +389,42 @@ at::ScalarType dtype_of_wire(std::uint8_t code) {
   return kDtypes[code - 1];
 }
 
+std::optional<std::size_t> spanned_bytes(at::IntArrayRef sizes, at::IntArrayRef strides,
+                                         std::size_t item) {
+  std::size_t last = 0;
+  std::int64_t elements = 1;
+  for (const auto size : sizes) {
+    if (size == 0) return 0;
+    if (__builtin_mul_overflow(elements, size, &elements)) return std::nullopt;
+  }
+  for (std::size_t d = 0; d < sizes.size(); ++d) {
+    std::size_t step = 0;
+    if (__builtin_mul_overflow(static_cast<std::size_t>(sizes[d] - 1),
+                               static_cast<std::size_t>(strides[d]), &step))
+      return std::nullopt;
+    if (__builtin_add_overflow(last, step, &last)) return std::nullopt;
+  }
+  std::size_t bytes = 0;
+  if (__builtin_add_overflow(last, std::size_t{1}, &last) ||
+      __builtin_mul_overflow(last, item, &bytes))
+    return std::nullopt;
+  return bytes;
+}
+
+bool overlaps(at::IntArrayRef sizes, at::IntArrayRef strides) {
+  std::int64_t elements = 1;
+  std::int64_t span = 1;
+  for (std::size_t d = 0; d < sizes.size(); ++d) {
+    if (strides[d] == 0) continue;
+    elements *= sizes[d];
+    span += (sizes[d] - 1) * strides[d];
+  }
+  return elements > span;
+}
+
 std::optional<std::string> missing_memory(const at::Tensor& tensor) {
   if (tensor.numel() == 0 || tensor._is_zerotensor()) return std::nullopt;
-  const auto bytes = extent(tensor.sizes(), tensor.strides(), tensor.element_size());
+  const auto bytes = spanned_bytes(tensor.sizes(), tensor.strides(), tensor.element_size());
   std::size_t needed = 0;
   if (!bytes ||
       __builtin_add_overflow(

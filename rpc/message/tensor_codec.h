@@ -41,6 +41,15 @@ inline constexpr std::size_t kSnapshotBytes = std::size_t{64} << 10;
 [[nodiscard]] at::ScalarType dtype_of_wire(std::uint8_t code);
 inline constexpr std::size_t kMaxWireDims = 64;
 
+// Bytes from the first to behind the last element; nullopt when that, or the number of elements,
+// overflows.
+[[nodiscard]] std::optional<std::size_t> spanned_bytes(at::IntArrayRef sizes,
+                                                       at::IntArrayRef strides, std::size_t item);
+// Whether a tensor has more elements than it spans, which no sender makes: an operation on it would
+// take more memory than has arrived. Dimensions of stride 0, which expand() makes, do not count.
+// REQUIRES: spanned_bytes() is known and not 0.
+[[nodiscard]] bool overlaps(at::IntArrayRef sizes, at::IntArrayRef strides);
+
 // Throws Error(invalid_argument), naming the property, for a tensor that has one that is refused
 // above, or less memory than it needs.
 void expect_sendable(const at::Tensor& tensor);

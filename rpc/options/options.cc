@@ -1,15 +1,20 @@
+// One file, though long: each option, with its variable and its check, stands in one place.
 #include "stitch/rpc/options/options.h"
 
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <cstdio>
 #include <cstdlib>
 #include <functional>
+#include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
 
 #include "stitch/base/error.h"
+#include "stitch/base/mutex.h"
 #include "stitch/base/name_list.h"
 #include "stitch/base/parse_duration.h"
 #include "stitch/rpc/gpu/device_map.h"
@@ -210,24 +215,27 @@ const std::vector<Variable>& variables() {
       {"STITCH_ENCRYPTION", nullptr},
       {"STITCH_SOCKET_IFNAME", nullptr},
       {"STITCH_INSECURE", nullptr},
+      {"STITCH_JOB", nullptr},
   };
   return list;
 }
 
-// Why a variable is refused: what it might have been, or all that there are.
-std::string unknown_variable(const std::string& name) {
+// Throws for a misspelt variable. Others may belong to another program: Kubernetes makes such for a
+// service that is called "stitch".
+void refuse_or_warn_of(const std::string& name) {
   constexpr std::size_t kPrefix = std::string_view("STITCH_").size();
-  std::vector<std::string> names;  // without what all of them begin with: it makes any two alike
-  for (const auto& variable : variables()) names.push_back(variable.name + kPrefix);
-  const std::string text = "variable " + name;
-  if (name == "STITCH_STATUS" || name == "STITCH_TRACE") {
-    return text +
-           " has no effect yet: stitch has neither a status page nor traces; unset it, and "
-           "see STITCH_DUMP_DIR";
+  const std::string rest = name.substr(kPrefix);  // the prefix makes any two alike
+  const std::size_t near = std::max<std::size_t>(1, rest.size() / 3);
+  for (const auto& variable : variables()) {
+    if (base::edit_distance(rest, variable.name + kPrefix, near) > near) continue;
+    throw Error(ErrorCode::invalid_argument,
+                "variable " + name + " is unknown; did you mean " + variable.name + "?");
   }
-  const auto near = base::nearest_names(name.substr(kPrefix), names, 1);
-  if (!near.empty()) return text + " is unknown; did you mean STITCH_" + near.front() + "?";
-  return text + " is unknown; known behind STITCH_ are " + base::join_names(names);
+  static base::Mutex mutex;
+  static std::set<std::string> said;
+  const base::MutexLock lock(mutex);
+  if (said.insert(name).second)
+    std::fprintf(stderr, "stitch: variable %s is unknown, and ignored\n", name.c_str());
 }
 
 std::optional<std::string> environment(const std::string& name) {
@@ -245,8 +253,10 @@ void read_variables(Options& options) {
     const auto found =
         std::find_if(variables().begin(), variables().end(),
                      [&](const Variable& variable) { return name == variable.name; });
-    if (found == variables().end())
-      throw Error(ErrorCode::invalid_argument, unknown_variable(name));
+    if (found == variables().end()) {
+      refuse_or_warn_of(name);
+      continue;
+    }
     if (found->read && found->read(options, defaults, environment(name).value_or("")))
       rpc::note_set_by_variable(name);
   }
@@ -266,13 +276,16 @@ std::string hint(const std::string& wanted, std::vector<std::string> known) {
 // Also where it is not used, as in a world of one: the program will be started with more.
 void check_init_method(const std::string& method) {
   if (method == "env://") return;
-  if (method.starts_with("file://") && method.size() > 7) return;
-  if (method.starts_with("tcp://") && rpc::parse_tcp_method(method)) return;
+  if (method.starts_with("file:///") && method.size() > 8) return;
+  if (method.starts_with("file://") && method.size() > 7 && method[7] != '/')
+    throw Error(ErrorCode::invalid_argument, option_name("init_method") + " is \"" + method +
+                                                 "\": write file:///" + method.substr(7));
+  if (rpc::parse_tcp_method(method)) return;
   const std::string scheme = method.substr(0, method.find("://")) + "://";
-  const bool known = scheme == "env://" || scheme == "tcp://" || scheme == "file://";
+  const std::vector<std::string> known{"env://", "tcp://", "c10d://", "file://"};
   refuse("init_method", method,
-         "env://, tcp://host:port, file:///path" +
-             (known ? "" : hint(scheme, {"env://", "tcp://", "file://"})));
+         "env://, tcp://host:port, c10d://host:port, file:///path" +
+             (std::ranges::find(known, scheme) != known.end() ? "" : hint(scheme, known)));
 }
 
 void check_choices(const std::string& what, const std::vector<std::string>& chosen,
@@ -286,8 +299,14 @@ void check_choices(const std::string& what, const std::vector<std::string>& chos
 // The rank and the size of the world.
 void resolve_place_in_world(Options& options, const std::optional<rpc::LaunchInfo>& launch) {
   constexpr int kUnset = Options::kFromLauncher;
-  if (launch && options.rank == kUnset) options.rank = launch->rank;
-  if (launch && !options.world_size.is_set()) options.world_size = launch->world_size;
+  if (launch && launch->rank >= 0) {
+    options.rank = launch->rank;
+    rpc::note_set_by_variable(launch->rank_variable, "rank");
+  }
+  if (launch && launch->world_size >= 0) {
+    options.world_size = launch->world_size;
+    rpc::note_set_by_variable(launch->world_size_variable, "world_size");
+  }
   const bool place_is_known = options.init_method != "env://" || options.store != nullptr;
   if (!options.world_size.is_set() && place_is_known) options.world_size = WorldSize::range(1);
   const WorldSize& size = options.world_size;
@@ -317,26 +336,32 @@ void resolve_place_in_world(Options& options, const std::optional<rpc::LaunchInf
 
 }  // namespace
 
+std::vector<std::string> rpc::known_variables() {
+  std::vector<std::string> names;
+  for (const auto& variable : variables()) names.push_back(variable.name);
+  return names;
+}
+
 Options resolve_options(Options options) {
   const rpc::SecretWiper wiper(options.secret);  // once it has been moved to the caller
   read_variables(options);
   rpc::resolve_security(options);
-  const auto launch = rpc::read_launcher(environment);
+  const rpc::LaunchQuestion question{
+      .rank = options.rank == Options::kFromLauncher && options.world_size != 1,
+      .world_size = !options.world_size.is_set(),
+      .init_method = options.init_method == "env://" && !options.store && options.world_size != 1};
+  std::optional<rpc::LaunchInfo> launch;
+  if (question.rank || question.world_size || question.init_method)
+    launch = rpc::read_launcher(environment, question);
   resolve_place_in_world(options, launch);
-  if (options.init_method == "env://" && !options.store && options.world_size != 1) {
-    if (!launch || launch->init_method.empty()) {
-      const auto address = environment("MASTER_ADDR");
-      const auto port = environment("MASTER_PORT");
-      if (!address || !port) {
-        throw Error(
-            ErrorCode::invalid_argument,
-            std::string("init_method env:// needs MASTER_ADDR and MASTER_PORT") +
-                (launch ? " where " + launch->launcher + " spreads the workers over hosts" : "") +
-                "; or use tcp://host:port or file:///path");
-      }
-      options.init_method = "tcp://" + *address + ':' + *port;
-    } else {
-      options.init_method = launch->init_method;
+  if (question.init_method && options.world_size != 1) {
+    options.init_method = launch ? launch->init_method : rpc::master_address(environment);
+    if (options.init_method.empty()) {
+      throw Error(
+          ErrorCode::invalid_argument,
+          std::string("init_method env:// needs MASTER_ADDR and MASTER_PORT") +
+              (launch ? " where " + launch->launcher + " spreads the workers over hosts" : "") +
+              "; or use tcp://host:port or file:///path");
     }
   }
   const bool ranked = options.rank != Options::kFromLauncher;

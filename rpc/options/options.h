@@ -74,7 +74,7 @@ class WorldSize {
 };
 
 // What protects traffic over TCP, as an option: an Encryption or its name, so that both
-// `options.encryption = Encryption::integrity` and `options.encryption = "integrity"` do. Not set:
+// `options.encryption = Encryption::off` and `options.encryption = "off"` do. Not set:
 // what fits the secret. A plain value.
 class EncryptionChoice {
  public:
@@ -85,7 +85,7 @@ class EncryptionChoice {
   EncryptionChoice(Encryption encryption) : encryption_(encryption) {}  // NOLINT: as a value
   // Set where `choice` is.
   EncryptionChoice(std::optional<Encryption> choice) : encryption_(choice) {}  // NOLINT: the same
-  // "on", "integrity" or "off". Throws Error(invalid_argument) for any other text, and for null.
+  // "on" or "off". Throws Error(invalid_argument) for any other text, and for null.
   EncryptionChoice(const std::string& name);  // NOLINT: as a text
   // The same.
   EncryptionChoice(const char* name)  // NOLINT: as a text
@@ -123,8 +123,8 @@ struct Options {
   // it runs. Default: what the launcher says; without a launcher, where init_method or store say
   // where to meet, "1:".
   WorldSize world_size{};
-  std::string init_method =
-      "env://";  // where workers meet: "env://", "tcp://host:port", "file:///path"
+  std::string init_method = "env://";  // where workers meet: "env://", "tcp://host:port",
+                                       // "c10d://host:port" (a store of torch's), "file:///path"
   std::chrono::nanoseconds rpc_timeout =
       std::chrono::seconds(60);  // of a call that names none; 0: never
   std::chrono::nanoseconds init_timeout = std::chrono::seconds(60);  // for all workers to arrive
@@ -158,9 +158,9 @@ struct Options {
   std::vector<std::string> gpu_paths{};
   // Shared by all workers; proved on every connection before anything else is read. Also from the
   // file that STITCH_SECRET_FILE names. docs/security.md says what it protects.
-  std::string secret{};
-  // Of traffic over TCP: "on" (encrypted), "integrity" (readable, but nothing can be changed) or
-  // "off"; the same on all workers. Default: `on` with a secret, `off` without one.
+  std::optional<std::string> secret{};
+  // Of traffic over TCP: "on" or "off"; the same on all workers. Default: `on` with a secret, `off`
+  // without one.
   EncryptionChoice encryption{};
   std::size_t max_frame_bytes = std::size_t{64} << 20;  // a longer frame is refused
   std::size_t max_inflight_bytes =

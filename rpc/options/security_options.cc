@@ -16,6 +16,7 @@
 #include "stitch/base/error.h"
 #include "stitch/rpc/options/option_name.h"
 #include "stitch/rpc/options/options.h"
+#include "stitch/transport/wire/secret_key.h"
 
 namespace stitch {
 
@@ -25,8 +26,7 @@ namespace {
 Encryption encryption_of(const std::string& subject, const std::string& name) {
   const auto encryption = transport::encryption_named(name);
   if (!encryption) {
-    throw Error(ErrorCode::invalid_argument,
-                subject + " is \"" + name + "\"; allowed: on, integrity, off");
+    throw Error(ErrorCode::invalid_argument, subject + " is \"" + name + "\"; allowed: on, off");
   }
   return *encryption;
 }
@@ -80,6 +80,11 @@ void wipe(std::string& secret) noexcept {
   secret.resize(secret.capacity());  // takes no memory
   sodium_memzero(secret.data(), secret.size());
   secret.clear();
+}
+
+void wipe(std::optional<std::string>& secret) noexcept {
+  if (secret) wipe(*secret);
+  secret.reset();
 }
 
 std::string read_secret_file(const std::string& path) {
@@ -137,8 +142,8 @@ void resolve_security(Options& options) {
     refuse("STITCH_SECRET and STITCH_SECRET_FILE are both set: set one of them");
   if (secret != nullptr) check_not_blank(secret, "STITCH_SECRET");
   if (file != nullptr && *file == '\0') refuse("STITCH_SECRET_FILE is set but empty");
-  if (!options.secret.empty()) {
-    check_not_blank(options.secret, "secret");
+  if (options.secret) {
+    check_not_blank(*options.secret, "secret");
   } else if (secret != nullptr) {
     options.secret = secret;
   } else if (file != nullptr) {
@@ -146,21 +151,26 @@ void resolve_security(Options& options) {
     const SecretWiper wiper(text);
     options.secret = text;
   }
+  // The user has chosen TensorPipe, and not the secret that stitch-run has made.
+  const std::string* const tensorpipe = find_tensorpipe(options.transports);
+  if (tensorpipe != nullptr && options.secret &&
+      options.secret->starts_with(transport::SecretKey::kRandomSecret)) {
+    wipe(*options.secret);
+    options.secret.reset();
+  }
   if (const char* text = std::getenv("STITCH_ENCRYPTION"); text != nullptr && !options.encryption) {
     options.encryption = encryption_of("STITCH_ENCRYPTION", text);
     note_set_by_variable("STITCH_ENCRYPTION");
   }
-  if (!options.encryption)
-    options.encryption = options.secret.empty() ? Encryption::off : Encryption::on;
-  if (options.secret.empty() && *options.encryption != Encryption::off) {
+  if (!options.encryption) options.encryption = options.secret ? Encryption::on : Encryption::off;
+  if (!options.secret && *options.encryption != Encryption::off) {
     refuse(
         option_name("encryption") + " is \"" +
         std::string(transport::name_of(*options.encryption)) +
         "\" without a secret: its keys come from one; set STITCH_SECRET_FILE or STITCH_SECRET to "
         "the same value on all workers");
   }
-  const std::string* const tensorpipe = find_tensorpipe(options.transports);
-  if (tensorpipe != nullptr && !options.secret.empty() && !insecure_is_allowed()) {
+  if (tensorpipe != nullptr && options.secret && !insecure_is_allowed()) {
     refuse(option_name("transports") + " has \"" + *tensorpipe +
            "\", which is refused with a secret: TensorPipe's own protocol trusts any peer that "
            "reaches its port, and nothing it carries is encrypted; use shm and tcp, or set "

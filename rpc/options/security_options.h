@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -28,17 +29,19 @@ void check_tensorpipe_address(const std::vector<std::string>& transports,
 // Overwrites all of its memory and empties it. A short string that was moved from still has its
 // text there.
 void wipe(std::string& secret) noexcept;
+void wipe(std::optional<std::string>& secret) noexcept;
 
-// Wipes a string at the end of its block, also when something throws.
+// Wipes a string, or one that may be missing, at the end of its block, also when something throws.
+template <class Secret>
 class SecretWiper {
  public:
-  explicit SecretWiper(std::string& secret) noexcept : secret_(secret) {}
+  explicit SecretWiper(Secret& secret) noexcept : secret_(secret) {}
   ~SecretWiper() { wipe(secret_); }
   SecretWiper(const SecretWiper&) = delete;
   SecretWiper& operator=(const SecretWiper&) = delete;
 
  private:
-  std::string& secret_;
+  Secret& secret_;
 };
 
 }  // namespace stitch::rpc

@@ -5,6 +5,7 @@
 
 #include "stitch/base/byte_io.h"
 #include "stitch/base/error.h"
+#include "stitch/base/published_table.h"
 #include "stitch/rpc/future/current_streams.h"
 #include "stitch/rpc/message/worker_info.h"
 #include "stitch/rpc/world/member_record.h"
@@ -57,19 +58,39 @@ PeerLimits read_limits(base::ByteReader& in) {
   return limits;
 }
 
+constexpr std::int64_t kMaxWorkers = base::PublishedTable<MemberRecord>::kMaxSize;
+
+WorldSize read_size(base::ByteReader& in) {
+  try {
+    return WorldSize(in.read_string());
+  } catch (const Error& error) {
+    throw Error(ErrorCode::protocol, std::string("member entry: ") + error.what());
+  }
+}
+
 }  // namespace
+
+std::string MemberRecord::token_of(const std::string& text) {
+  std::string token;
+  static_cast<void>(base::failure_of([&] {
+    base::ByteReader in(std::as_bytes(std::span(text)), "member entry");
+    token = in.read_string();
+  }));
+  return token;
+}
 
 std::string MemberRecord::encode() const {
   base::Bytes bytes;
   base::ByteWriter out(bytes);
+  out.write_string(token);
   out.write_string(name);
   out.write(rank);
-  out.write(world_size);
-  out.write(founders);
+  out.write_string(size.str());
   out.write_string(process);
   out.write_string(host);
   out.write_string(memory);
   out.write(static_cast<std::uint8_t>(prefers_memory));
+  out.write(static_cast<std::uint8_t>(uses_loopback));
   out.write(static_cast<std::uint32_t>(devices.count));
   out.write(static_cast<std::uint8_t>(devices.transfers));
   out.write(static_cast<std::uint32_t>(devices.maps.size()));
@@ -90,14 +111,19 @@ std::string MemberRecord::encode() const {
 MemberRecord MemberRecord::decode(const std::string& text) {
   base::ByteReader in(std::as_bytes(std::span(text)), "member entry");
   MemberRecord record;
+  record.token = in.read_string();
   record.name = in.read_string();
+  if (!record.name.empty() && !is_worker_name(record.name))
+    throw Error(ErrorCode::protocol, "member entry has what is no worker's name");
   record.rank = in.read<std::int64_t>();
-  record.world_size = in.read<std::int64_t>();
-  record.founders = in.read<std::int64_t>();
+  if (record.rank != kNoRank && (record.rank < 0 || record.rank >= kMaxWorkers))
+    throw Error(ErrorCode::protocol, "member entry has the rank " + std::to_string(record.rank));
+  record.size = read_size(in);
   record.process = in.read_string();
   record.host = in.read_string();
   record.memory = in.read_string();
   record.prefers_memory = in.read<std::uint8_t>() != 0;
+  record.uses_loopback = in.read<std::uint8_t>() != 0;
   record.devices = read_devices(in);
   record.limits = read_limits(in);
   in.expect_end();

@@ -10,6 +10,7 @@
 #include "stitch/base/error.h"
 #include "stitch/rpc/options/launcher.h"
 #include "stitch/rpc/options/security_options.h"
+#include "stitch/rpc/world/c10d_store.h"
 #include "stitch/transport/store/file_store.h"
 #include "stitch/transport/store/hash_store.h"
 #include "stitch/transport/store/prefix_store.h"
@@ -18,21 +19,6 @@
 namespace stitch::rpc {
 
 namespace {
-
-// Whether the store of this very job is at one of the ports before `own`, which were taken.
-bool another_rank_0_hosts(base::EventLoop& loop, transport::TcpStoreOptions tcp,
-                          std::uint16_t own) {
-  constexpr std::chrono::milliseconds kStoreProbeTimeout{500};
-  if (tcp.port == 0 || own == tcp.port) return false;
-  tcp.port_span = own - tcp.port;
-  tcp.one_round = true;
-  tcp.connect_timeout = kStoreProbeTimeout;
-  try {
-    return transport::make_tcp_store(loop, tcp) != nullptr;
-  } catch (const Error&) {
-    return false;  // another service uses the port: a launcher's own store, perhaps
-  }
-}
 
 std::optional<std::string> environment(const std::string& name) {
   const char* value = std::getenv(name.c_str());
@@ -52,10 +38,10 @@ void check_open_network(const std::string& name, bool has_secret, const std::str
 }
 
 OpenStore open_store(const Options& options, std::shared_ptr<const transport::SecretKey> key,
-                     const std::shared_ptr<base::EventLoop>& loop,
                      std::chrono::steady_clock::time_point deadline) {
-  const std::string restart = torchrun_restart(environment);
-  const std::string prefix = restart.empty() ? "stitch" : "stitch/" + restart;
+  std::string prefix = "stitch";
+  for (const std::string& part : {launcher_job(environment), torchrun_restart(environment)})
+    if (!part.empty()) prefix += '/' + part;
   OpenStore opened;
   const auto own_keys = [prefix](std::shared_ptr<transport::Store> store) {
     return transport::make_prefix_store(prefix, std::move(store));
@@ -78,14 +64,21 @@ OpenStore open_store(const Options& options, std::shared_ptr<const transport::Se
     return opened;
   }
   const auto place = parse_tcp_method(method).value();  // checked by resolve_options()
+  const auto init_timeout =
+      std::chrono::duration_cast<std::chrono::milliseconds>(options.init_timeout);
+  if (place.c10d) {
+    opened.store = own_keys(make_c10d_store(place.host, place.port, key, init_timeout));
+    opened.reopen = [place, key, own_keys] {
+      return own_keys(make_c10d_store(place.host, place.port, key, OpenStore::kStoreTimeout));
+    };
+    return opened;
+  }
   transport::TcpStoreOptions tcp;
   tcp.host = place.host;
   tcp.port = place.port;
-  tcp.port_span = 16;
-  // The server of an earlier restart may still be there.
-  tcp.job = restart.empty() ? method : method + '#' + restart;
   tcp.key = std::move(key);
-  tcp.connect_timeout = std::chrono::duration_cast<std::chrono::milliseconds>(options.init_timeout);
+  tcp.encryption = options.encryption.value_or(transport::Encryption::on);
+  tcp.connect_timeout = init_timeout;
   transport::TcpStoreOptions again = tcp;
   again.one_round = true;
   again.connect_timeout = OpenStore::kStoreTimeout;
@@ -93,22 +86,12 @@ OpenStore open_store(const Options& options, std::shared_ptr<const transport::Se
   if (deadline < deadline.max() - OpenStore::kGraceTime)
     tcp.deadline = deadline + OpenStore::kGraceTime;
   opened.served = true;
-  opened.reopen = [loop, again, own_keys] {
-    // The store uses the loop as long as it lives.
-    const auto store = transport::make_tcp_store(*loop, again);
-    return own_keys(std::shared_ptr<transport::Store>(store.get(), [store, loop](auto*) {}));
-  };
+  opened.reopen = [again, own_keys] { return own_keys(transport::make_tcp_store(again)); };
   if (options.rank == 0) {
     check_open_network(options.name, tcp.key != nullptr, tcp.host);
-    auto server = std::make_shared<transport::TcpStoreServer>(*loop, tcp);
-    // If two workers claim rank 0, all workers meet in one store, where each sees both.
-    if (!another_rank_0_hosts(*loop, tcp, server->port())) {
-      opened.server = server;
-      tcp.port = server->port();
-      tcp.port_span = 1;
-    }
+    opened.server = std::make_shared<transport::TcpStoreServer>(tcp);
   }
-  opened.store = own_keys(transport::make_tcp_store(*loop, tcp));
+  opened.store = own_keys(transport::make_tcp_store(tcp));
   return opened;
 }
 

@@ -5,7 +5,6 @@
 #include <memory>
 #include <string>
 
-#include "stitch/base/event_loop.h"
 #include "stitch/rpc/options/options.h"
 #include "stitch/transport/store/store.h"
 #include "stitch/transport/wire/secret_key.h"
@@ -30,13 +29,12 @@ struct OpenStore {
   bool alone = false;   // no other worker can see it
 };
 
-// Opens the store that `options` names, which rank 0 hosts if it is a TCP store. Its keys are those
-// of this job, under torchrun of this restart. Errors as init(). No request to a TCP store lasts
-// beyond `deadline` + kGraceTime, but for that of reopen(). `key` (may be null) is stretched from
-// options.secret. REQUIRES: resolve_options().
+// Opens the store that `options` names, which rank 0 hosts if it is a TCP store of stitch's. Its
+// keys are those of this job, under torchrun of this restart. Errors as init(). No request to a TCP
+// store lasts beyond `deadline` + kGraceTime, but for that of reopen(). `key` (may be null) is
+// stretched from options.secret. REQUIRES: resolve_options().
 [[nodiscard]] OpenStore open_store(const Options& options,
                                    std::shared_ptr<const transport::SecretKey> key,
-                                   const std::shared_ptr<base::EventLoop>& loop,
                                    std::chrono::steady_clock::time_point deadline);
 
 // Throws Error(invalid_argument) when worker `name` would listen on a network without a secret and

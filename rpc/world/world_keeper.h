@@ -1,34 +1,41 @@
 #pragma once
 
-#include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
+#include <set>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "stitch/base/error.h"
 #include "stitch/base/mutex.h"
 #include "stitch/rpc/agent/agent.h"
+#include "stitch/rpc/membership/member_card.h"
+#include "stitch/rpc/world/member_record.h"
 #include "stitch/rpc/world/open_store.h"
 #include "stitch/rpc/world/world_record.h"
 
 namespace stitch::rpc {
 
-// Keeps the record of the running world in its store, where workers that start find it. Every
-// worker has one; the live worker with the lowest id does the work, on a thread that it starts for
-// that: it writes the record when the members change or when the store has come back empty (a new
-// worker of rank 0 serves it; the file was deleted or replaced), and answers those that ring, so
-// that they know the world from a dead one. That a store is away which a worker serves is not
-// reported: it is needed for joins only, and looked for again until it is there. What else keeps
-// the record from it is said once, on stderr. Part of what an Agent keeps until its end. Thread
-// contract: any thread; no lock is held while it asks the agent.
-class WorldKeeper {
+// Answers the workers that claim a place in the running world. Every worker has one; that of the
+// live worker with the lowest id works, on a thread that it starts for that: it holds the claim
+// `keeper`, which tells a world that runs from a dead one, looks for claims of workers that are no
+// members, has them admitted, and writes their answers. A store that a worker serves may be away,
+// which is not reported, and come back empty: it is needed for joins only, and looked for until it
+// is there. What else goes wrong with the store is said once, on stderr. Part of what an Agent
+// keeps until its end. Thread contract: any thread; no lock is held while it asks the agent.
+class WorldKeeper : public std::enable_shared_from_this<WorldKeeper> {
  public:
-  // `record`: of the world as this worker found it.
-  WorldKeeper(OpenStore opened, WorldRecord record);
-  // Ends the thread, which may be in a request to the store for at most kStoreTimeout.
+  // `keeper`: the claim, where this worker has founded the world; may be null.
+  WorldKeeper(OpenStore opened, std::uint64_t world,
+              std::unique_ptr<transport::Store::Claim> keeper);
   ~WorldKeeper();
+  // Ends the thread, which may be in a request to the store for at most kStoreTimeout. To be called
+  // by the owner: the thread itself may be the last that refers to this object.
+  void end() STITCH_EXCLUDES(mutex_);
 
   // To be called once, when the agent has started.
   void start(const std::shared_ptr<Agent>& agent) STITCH_EXCLUDES(mutex_);
@@ -42,23 +49,41 @@ class WorldKeeper {
   void stop() STITCH_EXCLUDES(mutex_);
 
  private:
+  struct Decided {
+    std::string token;
+    std::optional<Error> refusal;  // nothing: it is a member
+    bool here = true;              // false: the next keeper decides
+  };
+
   void run() STITCH_EXCLUDES(mutex_);
   [[nodiscard]] bool keeps(const Agent& agent) const;
   // False: a store that a worker serves is away.
-  bool look_after_store(Agent& agent, bool ending) noexcept STITCH_EXCLUDES(mutex_);
-  [[nodiscard]] std::optional<Error> try_store(Agent& agent, bool ending) STITCH_EXCLUDES(mutex_);
+  bool look_after_store(Agent& agent, bool keeps, bool ending) noexcept STITCH_EXCLUDES(mutex_);
+  void try_store(Agent& agent, bool keeps, bool ending) STITCH_EXCLUDES(mutex_);
+  [[nodiscard]] bool hold(const Agent& agent);
+  void read_founders();
+  void answer_decided() STITCH_EXCLUDES(mutex_);
+  void take_in(Agent& agent, const std::string& token, const std::string& value)
+      STITCH_EXCLUDES(mutex_);
+  void answer(const std::string& token, const WorldRecord& record);
+  void refuse(const std::string& token, const Error& why);
+  void decide(Decided decided) STITCH_EXCLUDES(mutex_);
   void report(const Agent& agent, const Error& failure);
-  // False: the store has the record of another world.
-  bool write_record(transport::Store& store, bool ending);
-  void answer(transport::Store& store);
-  void update_entries(const Agent& agent);
   void start_thread() STITCH_EXCLUDES(mutex_);
 
-  const OpenStore opened_;
+  OpenStore opened_;         // constant once constructed
+  const std::string where_;  // the store's name
+  const std::uint64_t world_;
 
   // The thread only.
-  WorldRecord record_;
-  std::shared_ptr<transport::Store> store_;  // null: to be opened again
+  std::shared_ptr<transport::Store> store_;          // null: to be opened again
+  bool was_open_ = false;                            // this keeper has had it open
+  std::unique_ptr<transport::Store::Claim> keeper_;  // null: another worker has it
+  std::optional<std::set<std::string>> founders_;    // tokens; nothing: not read yet
+  bool marked_ = false;                              // the store says that a world runs
+  std::map<std::string, MemberCard> admitting_;      // by token
+  std::set<std::string> answered_;                   // tokens, until their claims have ended
+  bool over_ = false;                                // the world, and nothing of it is there
   bool another_world_reported_ = false;
   bool failure_reported_ = false;
 
@@ -68,9 +93,11 @@ class WorldKeeper {
   base::CondVar changed_;
   std::weak_ptr<Agent> agent_ STITCH_GUARDED_BY(mutex_);
   std::uint64_t changes_ STITCH_GUARDED_BY(mutex_) = 0;
+  std::vector<Decided> decided_ STITCH_GUARDED_BY(mutex_);
   bool ending_ STITCH_GUARDED_BY(mutex_) = false;
   bool ended_ STITCH_GUARDED_BY(mutex_) = false;  // the record is gone, or cannot be reached
   bool stopped_ STITCH_GUARDED_BY(mutex_) = false;
+  bool begins_ STITCH_GUARDED_BY(mutex_);  // with the claim
   std::thread thread_ STITCH_GUARDED_BY(mutex_);
 };
 

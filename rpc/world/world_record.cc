@@ -5,77 +5,139 @@
 #include <span>
 
 #include "stitch/base/error.h"
+#include "stitch/base/printable.h"
+#include "stitch/transport/store/store.h"
+#include "stitch/transport/wire/hello.h"
 
 namespace stitch::rpc {
 
 namespace {
-constexpr std::uint8_t kVersion = 1;
-constexpr std::uint64_t kMaxEpoch = std::uint64_t{1} << 62;  // the store counts up to 2^63 - 1
-}  // namespace
 
-const WorldRecord::Entry* WorldRecord::find(const std::string& name) const {
-  const auto found = std::find_if(entries.begin(), entries.end(),
-                                  [&](const Entry& entry) { return entry.card.info.name == name; });
-  return found == entries.end() ? nullptr : &*found;
-}
+constexpr char kMark[] = {'s', 't', 'i', 't', 'c', 'h'};
+constexpr std::size_t kStringBytes = 4;  // at least
+constexpr std::size_t kMaxText = 4096;
 
-const WorldRecord::Entry* WorldRecord::find(WorkerId id) const {
-  const auto found = std::find_if(entries.begin(), entries.end(),
-                                  [&](const Entry& entry) { return entry.card.info.id == id; });
-  return found == entries.end() ? nullptr : &*found;
-}
-
-std::vector<std::string> WorldRecord::live_names() const {
-  std::vector<std::string> names;
-  for (const auto& entry : entries) {
-    if (entry.live) names.push_back(entry.card.info.name);
-  }
-  return names;
-}
-
-std::string WorldRecord::encode() const {
-  base::Bytes bytes;
-  base::ByteWriter out(bytes);
-  out.write(kVersion);
-  out.write(number);
-  out.write_string(size.str());
-  out.write(static_cast<std::uint32_t>(entries.size()));
-  for (const auto& entry : entries) {
-    out.write(static_cast<std::uint8_t>(entry.live));
-    entry.card.write(out);
-  }
+std::string text_of(const base::Bytes& bytes) {
   return std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size());
 }
 
-WorldRecord WorldRecord::decode(const std::string& text) {
-  constexpr std::size_t kEntryBytes = 25;  // at least
-  base::ByteReader in(std::as_bytes(std::span(text)), "record of a world");
-  if (const auto version = in.read<std::uint8_t>(); version != kVersion) {
-    throw Error(ErrorCode::protocol, "record of a world has version " + std::to_string(version) +
-                                         "; known is " + std::to_string(kVersion));
+std::vector<std::string> read_strings(base::ByteReader& in) {
+  std::vector<std::string> strings;
+  const auto count = in.read_count(kStringBytes);
+  for (std::uint32_t i = 0; i < count; ++i) strings.push_back(in.read_string());
+  return strings;
+}
+
+void write_strings(base::ByteWriter& out, const std::vector<std::string>& strings) {
+  out.write(static_cast<std::uint32_t>(strings.size()));
+  for (const auto& each : strings) out.write_string(each);
+}
+
+// A text that may end up on a terminal.
+std::string read_text(base::ByteReader& in) {
+  std::string text = in.read_string();
+  if (text.size() > kMaxText) text.resize(kMaxText);
+  return base::printable(std::move(text));
+}
+
+}  // namespace
+
+void write_mark(base::ByteWriter& out) {
+  for (const char each : kMark) out.write(static_cast<std::uint8_t>(each));
+  out.write(transport::Hello::kVersion);
+}
+
+void read_mark(base::ByteReader& in, const std::string& what) {
+  for (const char each : kMark) {
+    if (in.read<std::uint8_t>() != static_cast<std::uint8_t>(each))
+      throw Error(ErrorCode::protocol, what + " is not of a worker of stitch");
   }
+  const auto version = in.read<std::uint16_t>();
+  if (version == transport::Hello::kVersion) return;
+  throw Error(ErrorCode::protocol, what + " is of version " + std::to_string(version) +
+                                       " of stitch's protocols; this worker has version " +
+                                       std::to_string(transport::Hello::kVersion) +
+                                       ": all workers of a world need the same");
+}
+
+std::string MemberClaim::encode() const {
+  base::Bytes bytes;
+  base::ByteWriter out(bytes);
+  write_mark(out);
+  out.write_string(record.encode());
+  write_strings(out, addresses);
+  return text_of(bytes);
+}
+
+MemberClaim MemberClaim::decode(const std::string& text) {
+  base::ByteReader in(std::as_bytes(std::span(text)), "claim of a worker");
+  read_mark(in, "the claim of another worker");
+  MemberClaim claim;
+  claim.record = MemberRecord::decode(in.read_string());
+  claim.addresses = read_strings(in);
+  in.expect_end();
+  return claim;
+}
+
+const MemberCard* WorldRecord::find(const std::string& token) const {
+  for (const auto& life : lives) {
+    if (life.state == LifeState::alive && MemberRecord::token_of(life.card.record) == token)
+      return &life.card;
+  }
+  return nullptr;
+}
+
+std::optional<Error> WorldRecord::failure_of(const std::string& token) const {
+  if (std::ranges::find(failed_for, token) == failed_for.end()) return std::nullopt;
+  return from_refusal_text(failure);
+}
+
+std::string WorldRecord::encode() const {
+  const auto encoded = [this](bool verdicts) {
+    base::Bytes bytes;
+    base::ByteWriter out(bytes);
+    write_mark(out);
+    out.write(number);
+    out.write_string(failure);
+    write_strings(out, failed_for);
+    out.write(static_cast<std::uint32_t>(lives.size()));
+    for (const auto& life : lives) {
+      const bool alive = life.state == LifeState::alive;
+      out.write(life.state);
+      out.write_string(verdicts ? life.verdict : std::string());
+      (alive ? life.card : MemberCard{life.card.info, {}, {}}).write(out);
+    }
+    return text_of(bytes);
+  };
+  std::string text = encoded(true);
+  if (text.size() > transport::Store::kMaxValueBytes) text = encoded(false);
+  static_cast<void>(decode(text));
+  return text;
+}
+
+WorldRecord WorldRecord::decode(const std::string& text) {
+  constexpr std::size_t kLifeBytes = 29;  // at least
+  base::ByteReader in(std::as_bytes(std::span(text)), "record of a world");
+  read_mark(in, "the record of a world");
   WorldRecord record;
   record.number = in.read<std::uint64_t>();
-  try {
-    record.size = WorldSize(in.read_string());
-  } catch (const Error& error) {
-    throw Error(ErrorCode::protocol, std::string("record of a world: ") + error.what());
-  }
-  const auto count = in.read_count(kEntryBytes);
+  record.failure = read_text(in);
+  record.failed_for = read_strings(in);
+  const auto count = in.read_count(kLifeBytes);
   std::set<std::string> names;
   std::set<WorkerId> ids;
   for (std::uint32_t i = 0; i < count; ++i) {
-    Entry entry;
-    entry.live = in.read<std::uint8_t>() != 0;
-    entry.card = MemberCard::read(in);
-    if (entry.card.info.epoch > kMaxEpoch)
-      throw Error(ErrorCode::protocol, "record of a world has " + to_string(entry.card.info) +
-                                           " in an epoch that none can follow");
-    const bool new_name = names.insert(entry.card.info.name).second;
-    if (!ids.insert(entry.card.info.id).second || !new_name)
+    KnownLife life;
+    life.state = in.read<LifeState>();
+    if (life.state > LifeState::left)
+      throw Error(ErrorCode::protocol, "record of a world has an unknown state of a life");
+    life.verdict = read_text(in);
+    life.card = MemberCard::read(in);
+    const bool new_name = names.insert(life.card.info.name).second;
+    if (!ids.insert(life.card.info.id).second || !new_name)
       throw Error(ErrorCode::protocol,
-                  "record of a world has " + to_string(entry.card.info) + " twice");
-    record.entries.push_back(std::move(entry));
+                  "record of a world has " + to_string(life.card.info) + " twice");
+    record.lives.push_back(std::move(life));
   }
   in.expect_end();
   return record;

@@ -6,14 +6,17 @@
 #include <iterator>
 #include <limits>
 #include <map>
+#include <utility>
 #include <vector>
 
 namespace stitch::rref {
 
 // A set of numbers stored as runs: the values of a counter seen so far, in memory proportional to
-// the number of gaps. Not thread-safe.
+// the number of gaps. A peer chooses them: beyond kMaxRuns the numbers of the lowest gap count as
+// seen. Not thread-safe.
 class IntervalSet {
  public:
+  static constexpr std::size_t kMaxRuns = std::size_t{1} << 16;
   // False if it was in the set.
   bool insert(std::uint64_t value) {
     auto next = runs_.upper_bound(value);
@@ -37,6 +40,7 @@ class IntervalSet {
       return true;
     }
     runs_.emplace(value, value);
+    close_lowest_gap();
     return true;
   }
   // Inserts every number below `end`.
@@ -59,6 +63,7 @@ class IntervalSet {
       next = runs_.erase(next);
     }
     runs_.emplace(first, last);
+    close_lowest_gap();
   }
   [[nodiscard]] bool contains(std::uint64_t value) const {
     const auto next = runs_.upper_bound(value);
@@ -83,6 +88,14 @@ class IntervalSet {
   [[nodiscard]] std::size_t runs() const noexcept { return runs_.size(); }
 
  private:
+  void close_lowest_gap() {
+    if (runs_.size() <= kMaxRuns) return;
+    auto lowest = runs_.extract(runs_.begin());
+    lowest.mapped() = runs_.begin()->second;
+    runs_.erase(runs_.begin());
+    runs_.insert(std::move(lowest));
+  }
+
   std::map<std::uint64_t, std::uint64_t> runs_;  // first -> last, disjoint, never touching
 };
 

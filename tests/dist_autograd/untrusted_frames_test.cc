@@ -262,10 +262,77 @@ TEST(ForeignContexts, OfWorkersOrLivesThatDoNotExistAreRefused) {
     ASSERT_TRUE(made);
     const auto scope = dist_autograd::context_scope(id);
     const auto error = error_of([&] { rpc_sync<times_parameter>("worker1", ones()); });
-    EXPECT_EQ(error.code(), ErrorCode::protocol);
-    EXPECT_NE(std::string(error.what()).find("does not exist"), std::string::npos) << error.what();
+    EXPECT_EQ(error.code(), ErrorCode::disconnected);
+    EXPECT_NE(std::string(error.what()).find("not known here"), std::string::npos) << error.what();
     EXPECT_EQ(count_on(cluster[1], "contexts"), 0);
+    // A third worker may have made it up, and told this one of it: it is not lost for that.
+    send_as(cluster[0], 1, autograd_wire::kRelease, autograd_wire::Release{id, 0, 0});
   }
+  EXPECT_EQ(rpc_sync<times_parameter>("worker1", ones()).numel(), ones().numel());
+}
+
+// A worker that guesses the next contexts of another one, calls under them and ends them.
+TEST(ForeignContexts, ToComeAreEndedByTheirHomeOnly) {
+  for (const bool calls : {false, true}) {
+    SCOPED_TRACE(calls);
+    Cluster cluster(3);
+    ContextId next;
+    {
+      const Context context;
+      next = context.id();
+    }
+    for (int i = 0; i < 3; ++i) {
+      ++next.counter;
+      if (calls) {
+        const WorkerScope liar(cluster[1]);
+        const auto made = Engine::of(*rpc::current_agent()).contexts().find_or_join(next);
+        const auto scope = dist_autograd::context_scope(next);
+        rpc_sync<times_parameter>("worker2", ones().requires_grad_());
+      }
+      send_as(cluster[1], 2, autograd_wire::kRelease,
+              autograd_wire::Release{next, 0, next.counter});
+    }
+    {
+      const WorkerScope liar(cluster[1]);
+      rpc_sync<times_parameter>("worker2", ones());  // behind what it has said
+    }
+    for (int i = 0; i < 3; ++i) {
+      Context context;
+      const auto loss = rpc_sync<times_parameter>("worker2", ones().requires_grad_()).sum();
+      context.backward({loss}, {.timeout = 20s});
+      EXPECT_TRUE(equal_gradients(gradient_on(cluster[2], context.id()), ones())) << i;
+    }
+  }
+}
+
+TEST(ForeignContexts, ThatOneWorkerHasToldAreNotWithoutNumber) {
+  const WorkerInfo liar{"liar", WorkerId(1), 1};
+  const WorkerInfo other{"other", WorkerId(2), 1};
+  dist_autograd::ContextTable table(WorkerId(0), 1);
+  const auto join = [&](std::uint64_t counter, const WorkerInfo& teller) {
+    return table.find_or_join({WorkerId(5), 1, counter}, teller);
+  };
+  for (std::uint64_t i = 1; i <= table.kMaxTold; ++i) ASSERT_TRUE(join(i, liar));
+  EXPECT_EQ(error_of([&] { static_cast<void>(join(table.kMaxTold + 1, liar)); }).code(),
+            ErrorCode::overloaded);
+  EXPECT_TRUE(join(7, liar));
+  EXPECT_TRUE(join(table.kMaxTold + 1, other));
+  EXPECT_TRUE(table.remove_told_by({WorkerId(5), 1, 7}, liar));
+  EXPECT_FALSE(join(7, liar));
+  EXPECT_TRUE(join(7, other));
+  EXPECT_TRUE(join(table.kMaxTold + 2, liar));
+}
+
+TEST(ForeignContexts, HaveALimitedNumberOfPasses) {
+  dist_autograd::ContextState context({WorkerId(1), 1, 1});
+  const auto open = [&](std::uint64_t counter) {
+    return context.open_pass({WorkerId(1), 1, counter},
+                             [] { return std::shared_ptr<dist_autograd::Pass>(); });
+  };
+  for (std::uint64_t i = 1; i <= context.kMaxPasses; ++i) static_cast<void>(open(i));
+  EXPECT_EQ(error_of([&] { static_cast<void>(open(0)); }).code(), ErrorCode::overloaded);
+  context.close_pass({WorkerId(1), 1, 1});
+  static_cast<void>(open(context.kMaxPasses + 1));
 }
 
 // Adds its section to every request that this process sends.

@@ -296,6 +296,26 @@ TEST(Checkpoint, StateOfAnotherShapeOrTypeThanItsParameterIsRefused) {
   expect_fitting_state<optim::SparseAdagrad>(optim::SparseAdagradOptions(0.1), "sum", step, {3});
 }
 
+// Another user has planted what has the name of an unfinished file.
+TEST(Checkpoint, CanBeReadByTheUserAlone) {
+  Cluster cluster(1);
+  const Folder folder;
+  DistributedOptimizer<SGD> optimizer(named(weights_on({"worker0"})), SGDOptions(0.1));
+  optimizer.save(folder.path());
+  std::vector<fs::path> shards;
+  for (const auto& each : fs::directory_iterator(folder.path())) shards.push_back(each.path());
+  ASSERT_EQ(shards.size(), 1U);
+  const auto mode = [&] { return fs::symlink_status(shards[0]).permissions() & fs::perms::all; };
+  EXPECT_EQ(mode(), fs::perms::owner_read | fs::perms::owner_write);
+  const fs::path unfinished = folder.path() / "worker0.optimizer.new";
+  const fs::path theirs = folder.path() / "theirs";
+  overwrite(theirs, "as it was");
+  fs::create_hard_link(theirs, unfinished);
+  optimizer.save(folder.path());
+  EXPECT_EQ(mode(), fs::perms::owner_read | fs::perms::owner_write);
+  EXPECT_EQ(fs::file_size(theirs), std::string("as it was").size());
+}
+
 // The process dies between the renames of a second save, or before the first.
 TEST(Checkpoint, ASaveThatIsCutOffLeavesAWholeCheckpoint) {
   Cluster cluster(2);

@@ -6,7 +6,6 @@ namespace stitch::fuzz::handshakes {
 
 using transport::Handshake;
 using transport::Hello;
-using transport::Role;
 using transport::SecretKey;
 
 static Hello hello_of(std::uint32_t id, const std::string& name) {
@@ -16,6 +15,20 @@ static Hello hello_of(std::uint32_t id, const std::string& name) {
   hello.epoch = 7;
   hello.name = name;
   return hello;
+}
+
+// Fixed, so that an input has one outcome.
+static Handshake::Fresh fresh_of(bool connecting) {
+  Handshake::Fresh fresh;
+  fresh.nonce.fill(connecting ? std::byte{1} : std::byte{2});
+  std::fill_n(fresh.private_key.data(), transport::Key::kBytes, fresh.nonce[0]);
+  fresh.aes = false;
+  return fresh;
+}
+
+static Handshake side_of(const Hello& self, std::optional<transport::Wanted> wanted,
+                         const Handshake::Terms& terms) {
+  return Handshake(self, wanted, terms, nullptr, fresh_of(wanted.has_value()));
 }
 
 // One side against what the input says: of each message half its size, 255 for 512 bytes, then its
@@ -78,12 +91,12 @@ static bool run(Bytes input) {
   const unsigned mode = choices.byte();
   const Handshake::Terms terms{(mode & 1) != 0 ? key : nullptr, transport::Encryption::on};
   if ((mode & 4) != 0) {
-    Handshake connecting(hello_of(1, "left"), Role::connecting, terms);
-    Handshake accepting(hello_of(2, "right"), Role::accepting, terms);
+    Handshake connecting = side_of(hello_of(1, "left"), transport::Wanted{2}, terms);
+    Handshake accepting = side_of(hello_of(2, "right"), std::nullopt, terms);
     return between_two(connecting, accepting, choices);
   }
-  const Role role = (mode & 2) != 0 ? Role::accepting : Role::connecting;
-  Handshake side(hello_of(1, "left"), role, terms);
+  const auto wanted = (mode & 2) != 0 ? std::nullopt : std::optional(transport::Wanted{2});
+  Handshake side = side_of(hello_of(1, "left"), wanted, terms);
   return against_bytes(side, (mode & 1) != 0, choices);
 }
 
@@ -93,10 +106,10 @@ static Seeds seeds() {
   list.push_back({"two-sides", bytes_of("\x04" + zeros)});
   list.push_back({"two-sides-secret", bytes_of("\x05" + zeros)});
   // A peer without a secret, in each role.
-  for (const Role role : {Role::connecting, Role::accepting}) {
-    const bool connects = role == Role::connecting;
-    Handshake us(hello_of(1, "left"), role, {});
-    Handshake peer(hello_of(2, "right"), connects ? Role::accepting : Role::connecting, {});
+  for (const bool connects : {true, false}) {
+    using To = std::optional<transport::Wanted>;
+    Handshake us = side_of(hello_of(1, "left"), connects ? To({2}) : To(), {});
+    Handshake peer = side_of(hello_of(2, "right"), connects ? To() : To({1}), {});
     base::Bytes seed = bytes_of(std::string(1, connects ? '\0' : '\2'));
     std::vector<base::Bytes> to_us, to_peer;
     to_us.push_back(peer.greeting());
@@ -124,7 +137,5 @@ static Seeds seeds() {
 }  // namespace stitch::fuzz::handshakes
 
 namespace stitch::fuzz {
-const Target handshake{"handshake",          handshakes::run, handshakes::seeds, 64,
-                       std::size_t{1} << 20,
-                       /*same_seeds=*/false};
+const Target handshake{"handshake", handshakes::run, handshakes::seeds, 64, std::size_t{1} << 20};
 }  // namespace stitch::fuzz

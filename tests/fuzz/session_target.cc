@@ -12,7 +12,6 @@
 #include "stitch/rpc/membership/membership_protocol.h"
 #include "stitch/rpc/membership/notice.h"
 #include "stitch/rpc/message/frame_kinds.h"
-#include "stitch/rpc/world/world_record.h"
 #include "tests/fuzz/targets.h"
 
 namespace stitch::fuzz::sessions {
@@ -24,7 +23,6 @@ using rpc::MemberCard;
 using rpc::MembershipProtocol;
 using rpc::Notice;
 using rpc::Session;
-using rpc::WorldRecord;
 using transport::Message;
 
 enum Decoder : std::uint8_t {
@@ -32,7 +30,6 @@ enum Decoder : std::uint8_t {
   kNumbers,     // headers of frames, at a session that has sent some
   kNotice,      // the body of a frame of membership
   kMembership,  // notices and other events, at a worker of a world of four
-  kWorld,       // the record of a world in the store
   kDecoders
 };
 
@@ -181,7 +178,7 @@ static bool run_membership(Choices choices) {
           effects = member.on_notice(from, Notice::read(choices.take(choices.word())), now);
           break;
         case 2:
-          effects = member.on_heartbeat(from, choices.byte(), now);
+          effects = member.on_heartbeat(from, rpc::Digests{choices.byte(), choices.byte()}, now);
           break;
         case 3:
           effects = member.on_link_lost(from, Error(ErrorCode::disconnected, "it is cut"), now);
@@ -191,7 +188,7 @@ static bool run_membership(Choices choices) {
           break;
         case 5: {
           const Notice notice = Notice::read(choices.take(choices.word()));
-          if (!notice.lives.empty()) effects = member.on_join(++ticket, notice.lives[0].card, now);
+          if (!notice.lives.empty()) effects = member.admit(++ticket, notice.lives[0].card, now);
           break;
         }
         default: {
@@ -217,24 +214,9 @@ static bool run_membership(Choices choices) {
       require(Notice::read(bytes.span()).step == notice.step, "a notice that is sent is another");
     }
   }
-  static_cast<void>(member.digest());
+  static_cast<void>(member.digests());
   for (const KnownLife& life : member.lives()) touch(std::as_bytes(std::span(life.verdict)));
   return accepted;
-}
-
-static bool run_world(Bytes bytes) {
-  return accepts([&] {
-    const WorldRecord record = WorldRecord::decode(text_of(bytes));
-    const std::string again = record.encode();
-    const WorldRecord twice = WorldRecord::decode(again);
-    require(twice.encode() == again && twice.entries.size() == record.entries.size(),
-            "the record of a world, written again");
-    for (const auto& entry : record.entries) {
-      require(
-          record.find(entry.card.info.name) == &entry && record.find(entry.card.info.id) == &entry,
-          "an entry of the record of a world is not found");
-    }
-  });
 }
 
 static bool run(Bytes input) {
@@ -246,10 +228,8 @@ static bool run(Bytes input) {
       return run_numbers(choices);
     case kNotice:
       return run_notice(choices.rest());
-    case kMembership:
-      return run_membership(choices);
     default:
-      return run_world(choices.rest());
+      return run_membership(choices);
   }
 }
 
@@ -257,8 +237,8 @@ using Writer = base::ByteWriter;
 
 static Notice notice_of(Notice::Step step) {
   Notice notice{step, card_of(2).info, card_of(0).info, "a reason", {}};
-  if (step == Notice::Step::join || step == Notice::Step::member) notice.lives = {{card_of(9)}};
-  if (step == Notice::Step::welcome || step == Notice::Step::list) {
+  if (step == Notice::Step::member) notice.lives = {{card_of(9)}};
+  if (step == Notice::Step::list) {
     notice.lives = {{card_of(0)},
                     {card_of(2), LifeState::dead, "worker 2 was declared dead"},
                     {card_of(3), LifeState::left, ""}};
@@ -300,7 +280,7 @@ static void add_notices(Seeds& list) {
     list.push_back(
         {"notice-" + std::to_string(static_cast<int>(step)), seed_for(kNotice, bytes.span())});
     // What follows a verdict about worker 2 comes from others.
-    out.write(static_cast<std::uint8_t>(step == Notice::Step::join ? 5 : 0));
+    out.write(static_cast<std::uint8_t>(step == Notice::Step::member ? 5 : 0));
     out.write(static_cast<std::uint16_t>(bytes.size()));
     out.write_bytes(bytes.span());
   }
@@ -331,12 +311,6 @@ static Seeds seeds() {
   list.push_back({"bind-gone", bind_seed(bind)});
   add_numbers(list);
   add_notices(list);
-  WorldRecord record;
-  record.number = 42;
-  record.size = WorldSize("2:8");
-  record.entries = {{card_of(0)}, {card_of(1), false}, {card_of(5)}};
-  const std::string text = record.encode();
-  list.push_back({"world", seed_for(kWorld, std::as_bytes(std::span(text)))});
   return list;
 }
 

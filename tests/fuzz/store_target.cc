@@ -1,122 +1,76 @@
 #include <fcntl.h>
-#include <sys/socket.h>
 #include <unistd.h>
-#include <uv.h>
 
-#include <array>
 #include <filesystem>
-#include <functional>
 #include <memory>
 #include <string>
 
 #include "stitch/base/descriptor.h"
-#include "stitch/base/event_loop.h"
-#include "stitch/transport/store/file_log.h"
 #include "stitch/transport/store/file_store.h"
-#include "stitch/transport/store/store_handshake.h"
-#include "stitch/transport/store/store_requests.h"
-#include "stitch/transport/store/store_session.h"
+#include "stitch/transport/store/store_service.h"
 #include "stitch/transport/store/tcp_store_protocol.h"
 #include "tests/fuzz/targets.h"
 
 namespace stitch::fuzz::stores {
 
-using transport::StoreHandshake;
 using transport::StoreOperation;
+using transport::StoreReply;
+using transport::StoreRequest;
 
-constexpr std::string_view kMagic = "stitchKV";
 constexpr std::size_t kMaxStoreBytes = std::size_t{1} << 20;
+constexpr std::string_view kFileHeader{"stitch store 3\n\0\7\0\0\0\0\0\0\0", 24};
 
 enum Decoder : std::uint8_t {
-  kClient,   // requests of a client that has introduced itself properly
-  kStream,   // all that arrives at a server
-  kFile,     // the file of a file store
-  kRecords,  // the records of one, each behind its length, with right checksums
-  kReply,    // what a client gets: the status of a reply
-  kAnswer,   // and the answer in a handshake
+  kRequests,  // of several clients of a server: for each its client, its length, the frame
+  kReply,     // what a client gets
+  kClaims,    // the file of a file store, which has the claims
+  kValues,    // and that of its values
   kDecoders
 };
 
-// A server of one client, over a pair of sockets.
-class Server final : public transport::StoreSessionOwner,
-                     public std::enable_shared_from_this<Server> {
- public:
-  explicit Server(base::EventLoop& loop)
-      : loop_(loop),
-        frame_budget_(std::make_shared<transport::ByteBudget>(kMaxStoreBytes)),
-        requests_(std::make_shared<transport::StoreRequests>(loop, kMaxStoreBytes)) {}
+static transport::Message message_of(Bytes frame) { return {copy_of(frame), {}}; }
 
-  // On the loop's thread. Owns the socket.
-  void serve(int socket) {
-    auto stream = transport::FramedStream::create(loop_.raw());
-    require(uv_tcp_open(stream->tcp(), socket) == 0, "a socket cannot be opened");
-    std::make_shared<transport::StoreSession>(shared_from_this(), loop_, options_, frame_budget_,
-                                              stream, 1)
-        ->start();
-  }
-  void check_room() const override {}
-  void on_open(transport::StoreSession&) override {}
-  void on_request(const std::shared_ptr<transport::StoreSession>& session, Bytes frame) override {
-    requests_->perform(session, frame);
-  }
-  void on_closed(transport::StoreSession& session) override { requests_->forget(session); }
-
- private:
-  base::EventLoop& loop_;
-  const transport::TcpStoreOptions options_{};
-  const std::shared_ptr<transport::ByteBudget> frame_budget_;
-  const std::shared_ptr<transport::StoreRequests> requests_;
-};
-
-static void send_all(int socket, Bytes bytes) {
-  while (!bytes.empty()) {
-    const auto sent = ::send(socket, bytes.data(), bytes.size(), MSG_NOSIGNAL);
-    if (sent <= 0) return;
-    bytes = bytes.subspan(static_cast<std::size_t>(sent));
-  }
+static bool run_reply(Bytes bytes) {
+  return accepts([&] {
+    const StoreReply reply = transport::decode_store_reply(message_of(bytes));
+    if (reply.error && reply.value) require_printable(*reply.value, "a text of a server");
+    const StoreReply again = transport::decode_store_reply(encode(reply));
+    require(again.entries == reply.entries && again.count == reply.count &&
+                again.error == reply.error && !again.value == !reply.value &&
+                (!reply.value || *again.value == *reply.value),
+            "a reply, written again");
+  });
 }
 
-static base::Bytes framed(const base::Bytes& content) {
-  base::Bytes frame;
-  base::ByteWriter out(frame);
-  out.write(static_cast<std::uint32_t>(content.size()));
-  out.write_bytes(content.span());
-  return frame;
-}
-
-// Accepted: the server answers more than the introduction.
-static bool run_server(bool introduced, Bytes bytes) {
-  static base::EventLoop loop("fuzz-store");
-  static const base::Bytes kIntroduction =
-      framed(StoreHandshake(StoreHandshake::Role::client, "", nullptr).hello());
-  std::array<int, 2> ends{};
-  require(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()) == 0, "no sockets");
-  const base::Descriptor socket(ends[0]);
-  loop.post([end = ends[1]] { std::make_shared<Server>(loop)->serve(end); });
-  if (introduced) {
-    send_all(socket.get(), std::as_bytes(std::span(kMagic)));
-    send_all(socket.get(), kIntroduction.span());
+static bool run_requests(Choices choices) {
+  transport::StoreService service(kMaxStoreBytes);
+  while (!choices.empty()) {
+    const unsigned client = choices.byte() % 4;
+    const Bytes frame = choices.take(choices.word());
+    if (frame.empty()) {
+      service.forget(client);
+      continue;
+    }
+    StoreRequest request;
+    if (!accepts([&] { request = transport::decode_store_request(message_of(frame)); }))
+      return false;
+    for (const auto& [to, reply] : service.perform(client, request)) {
+      require(to < 4, "a reply to an unknown client");
+      const transport::Message sent = encode(reply);
+      require(run_reply(sent.frame.span()) || !sent.buffers.empty(), "a reply of a server");
+    }
   }
-  send_all(socket.get(), bytes);
-  ::shutdown(socket.get(), SHUT_WR);
-  std::array<char, 4096> answer;
-  std::size_t received = 0;
-  for (;;) {
-    const auto got = ::recv(socket.get(), answer.data(), answer.size(), 0);
-    if (got <= 0) break;
-    received += static_cast<std::size_t>(got);
-  }
-  return received > kMagic.size() + 4 + StoreHandshake::kAnswerBytes;
+  return true;
 }
 
 // A file of this process, with these bytes.
-static std::string file_with(Bytes bytes) {
+static std::string file_with(Bytes bytes, const std::string& suffix = {}) {
   static const std::string kPath =
       (std::filesystem::temp_directory_path() / ("stitch-fuzz-store-" + std::to_string(::getpid())))
           .string();
-  std::filesystem::remove(kPath);
+  std::filesystem::remove(kPath + suffix);
   const base::Descriptor file(
-      ::open(kPath.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600));
+      ::open((kPath + suffix).c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600));
   require(::write(file.get(), bytes.data(), bytes.size()) == static_cast<ssize_t>(bytes.size()),
           "a file cannot be written");
   return kPath;
@@ -125,168 +79,102 @@ static std::string file_with(Bytes bytes) {
 static bool run_file(const std::string& path) {
   const bool accepted = accepts({ErrorCode::protocol, ErrorCode::invalid_argument}, [&] {
     const auto store = transport::make_file_store(path);
+    require(store->claims("", 1, {}).empty(), "a claim that has no process");
+    const auto claimed = store->claim("key", "value");
+    require(claimed.claim != nullptr && store->claims("", 1, {}).size() == 1, "a claim is lost");
     const auto value = store->try_get("key");
     store->set("other", "value");
     // The next one reads what this one has read, and what it has written.
     const auto next = transport::make_file_store(path);
-    require(next->try_get("key") == value && next->get("other", {}) == "value",
+    require(next->try_get("key") == value && next->get("other", {}) == "value" &&
+                next->claims("k", 1, {}) == store->claims("k", 1, {}),
             "a file store reads something else when it is opened again");
   });
   std::filesystem::remove(path);
+  std::filesystem::remove(path + ".values");
   return accepted;
-}
-
-static bool run_records(Choices choices) {
-  const std::string path = file_with({});
-  {
-    transport::FileLog log(path, [](std::string_view) {});
-    while (!choices.empty()) {
-      const Bytes payload = choices.take(choices.word());
-      transport::FileLog::Writer(log).append(text_of(payload));
-    }
-  }
-  return run_file(path);
-}
-
-static bool run_status(Bytes bytes) {
-  try {
-    const Bytes result = transport::decode_status(bytes);
-    const auto again = transport::encode_accepted(copy_of(result));
-    require(same(again.span(), bytes), "a reply, written again");
-    return true;
-  } catch (const Error& error) {
-    require_printable(error.what(), "a text of a server");
-    return false;
-  }
-}
-
-static bool run_answer(Bytes bytes) {
-  try {
-    touch(transport::decode_answer(bytes, StoreHandshake::kHelloBytes));
-    return true;
-  } catch (const Error& error) {
-    require_printable(error.what(), "a text of a server");
-    return false;
-  }
 }
 
 static bool run(Bytes input) {
   Choices choices(input);
-  const auto decoder = static_cast<Decoder>(choices.byte() % kDecoders);
-  switch (decoder) {
-    case kClient:
-    case kStream:
-      return run_server(decoder == kClient, choices.rest());
-    case kFile:
-      return run_file(file_with(choices.rest()));
-    case kRecords:
-      return run_records(choices);
+  switch (static_cast<Decoder>(choices.byte() % kDecoders)) {
+    case kRequests:
+      return run_requests(choices);
     case kReply:
-      return run_status(choices.rest());
+      return run_reply(choices.rest());
+    case kClaims:
+      return run_file(file_with(choices.rest()));
     default:
-      return run_answer(choices.rest());
+      file_with(choices.rest(), ".values");
+      return run_file(file_with(std::as_bytes(std::span(kFileHeader))));
   }
-}
-
-using Writer = base::ByteWriter;
-
-static base::Bytes request(StoreOperation operation,
-                           const std::function<void(Writer&)>& write_arguments) {
-  base::Bytes content;
-  Writer arguments(content);
-  arguments.write(std::uint64_t{1});
-  arguments.write(operation);
-  write_arguments(arguments);
-  return framed(content);
 }
 
 static void add_requests(Seeds& list) {
   base::Bytes all;
-  const auto add = [&](const char* name, const base::Bytes& bytes) {
-    all.append(bytes.data(), bytes.size());
-    list.push_back({std::string("client-") + name, seed_for(kClient, bytes.span())});
+  base::ByteWriter out(all);
+  std::uint64_t number = 0;
+  const auto add = [&](std::uint8_t client, StoreRequest request) {
+    request.number = ++number;
+    const transport::Message message = encode(request);
+    out.write(client);
+    out.write(static_cast<std::uint16_t>(message.frame.size()));
+    out.write_bytes(message.frame.span());
   };
-  add("set", request(StoreOperation::set, [](Writer& to) {
-        to.write_string("key");
-        to.write_string("value");
-      }));
-  add("try-get", request(StoreOperation::try_get, [](Writer& to) { to.write_string("key"); }));
-  add("add", request(StoreOperation::add, [](Writer& to) {
-        to.write_string("count");
-        to.write(std::int64_t{2});
-      }));
-  add("compare", request(StoreOperation::compare_and_set, [](Writer& to) {
-        to.write_string("key");
-        to.write(std::uint8_t{1});
-        to.write_string("value");
-        to.write_string("other");
-      }));
-  add("erase", request(StoreOperation::erase, [](Writer& to) { to.write_string("key"); }));
-  // Requests that wait are answered only after the others have made their keys.
-  const base::Bytes wait = request(StoreOperation::wait, [](Writer& to) {
-    to.write(std::uint32_t{1});
-    to.write_string("count");
-    to.write(std::int64_t{10});
-  });
-  const base::Bytes get = request(StoreOperation::get, [](Writer& to) {
-    to.write_string("count");
-    to.write(std::int64_t{10});
-  });
-  all.append(wait.data(), wait.size());
-  all.append(get.data(), get.size());
-  list.push_back({"client-all", seed_for(kClient, all.span())});
-  base::Bytes stream = bytes_of(kMagic);
-  const base::Bytes hello =
-      framed(StoreHandshake(StoreHandshake::Role::client, "", nullptr).hello());
-  stream.append(hello.data(), hello.size());
-  stream.append(all.data(), all.size());
-  list.push_back({"stream", seed_for(kStream, stream.span())});
-}
-
-static void add_files(Seeds& list) {
-  const std::string path = file_with({});
-  {
-    const auto store = transport::make_file_store(path);
-    store->set("key", "value");
-    store->add("count", 3);
-    store->erase("key");
-    store->set("key", "another");
-  }
-  base::Bytes file(static_cast<std::size_t>(std::filesystem::file_size(path)));
-  const base::Descriptor in(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  require(::read(in.get(), file.data(), file.size()) == static_cast<ssize_t>(file.size()),
-          "a file cannot be read");
-  list.push_back({"file", seed_for(kFile, file.span())});
-  // The same, as it is when it was written anew.
-  base::Bytes rewritten = bytes_of(std::string_view("stitch store 2\n\0the line of file", 32));
-  rewritten.append(file.data() + 16, file.size() - 16);
-  list.push_back({"file-rewritten", seed_for(kFile, rewritten.span())});
-  base::Bytes records;
-  Writer out(records);
-  for (const std::string_view payload :
-       {std::string_view("\1\3\0\0\0keyvalue", 13), std::string_view("\2\3\0\0\0key", 8)}) {
-    out.write(static_cast<std::uint16_t>(payload.size()));
-    records.append(payload.data(), payload.size());
-  }
-  list.push_back({"records", seed_for(kRecords, records.span())});
-  std::filesystem::remove(path);
+  add(0, {.operation = StoreOperation::get, .key = "key"});
+  add(0, {.operation = StoreOperation::claims, .key = "member/", .count = 1});
+  add(1, {.operation = StoreOperation::set, .key = "key", .value = "value"});
+  add(1, {.operation = StoreOperation::try_get, .key = "key"});
+  add(1, {.operation = StoreOperation::add, .key = "count", .count = 2});
+  add(1, {.operation = StoreOperation::compare_and_set,
+          .key = "key",
+          .value = "other",
+          .expected = "value"});
+  add(2, {.operation = StoreOperation::claim, .key = "member/2", .value = "card"});
+  add(1, {.operation = StoreOperation::claim, .key = "member/2", .value = "card"});
+  add(2, {.operation = StoreOperation::release, .key = "member/2"});
+  add(1, {.operation = StoreOperation::erase, .key = "key"});
+  add(3, {.operation = StoreOperation::get, .key = "never"});
+  add(3, {.operation = StoreOperation::stop_waiting, .count = static_cast<std::int64_t>(number)});
+  list.push_back({"requests", seed_for(kRequests, all.span())});
 }
 
 static Seeds seeds() {
   Seeds list;
   add_requests(list);
-  add_files(list);
-  list.push_back(
-      {"reply", seed_for(kReply, transport::encode_accepted(bytes_of("a result")).span())});
-  const StoreHandshake server(StoreHandshake::Role::server, "", nullptr);
-  list.push_back(
-      {"answer", seed_for(kAnswer, transport::encode_answer(server.hello().span()).span())});
+  StoreReply reply{.number = 7, .count = 1, .entries = {{"member/1", "card"}, {"member/2", ""}}};
+  list.push_back({"reply-claims", seed_for(kReply, encode(reply).frame.span())});
+  reply.entries.clear();
+  reply.value = std::make_shared<const std::string>("a value");
+  list.push_back({"reply-value", seed_for(kReply, encode(reply).frame.span())});
+  reply.error = ErrorCode::overloaded;
+  list.push_back({"reply-error", seed_for(kReply, encode(reply).frame.span())});
+
+  base::Bytes claims;
+  base::ByteWriter out(claims);
+  out.write_bytes(std::as_bytes(std::span(kFileHeader)));
+  for (const std::string& key : {std::string("member/1"), std::string("key")}) {
+    out.write(std::uint32_t{64});
+    out.write(static_cast<std::uint32_t>(key.size()));
+    out.write(static_cast<std::uint32_t>(64 - key.size()));
+    const std::string both = key + std::string(64 - key.size(), 'v');
+    out.write_bytes(std::as_bytes(std::span(both)));
+  }
+  list.push_back({"claims", seed_for(kClaims, claims.span())});
+  base::Bytes values;
+  base::ByteWriter to(values);
+  to.write_bytes(std::as_bytes(std::span(std::string_view("stitch values 1\n"))));
+  to.write(std::uint64_t{7});
+  to.write(std::uint32_t{1});
+  to.write_string("key");
+  to.write_string("value");
+  list.push_back({"values", seed_for(kValues, values.span())});
   return list;
 }
 
 }  // namespace stitch::fuzz::stores
 
 namespace stitch::fuzz {
-// A server's memory is within its limits, and a connection has buffers of 64 KiB.
+// A server's memory is within its limits.
 const Target store{"store", stores::run, stores::seeds, 256, std::size_t{8} << 20};
 }  // namespace stitch::fuzz

@@ -38,8 +38,6 @@ struct Target {
   // The memory that one input may take: `factor` bytes for each of its own, and `constant`.
   std::size_t factor = 64;
   std::size_t constant = std::size_t{1} << 20;
-  // Seeds with random bytes, such as fresh keys, differ from their files.
-  bool same_seeds = true;
 };
 
 extern const Target archive;

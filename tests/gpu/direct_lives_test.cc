@@ -135,10 +135,10 @@ TEST_F(DirectLives, AWorkerThatDiesInMidTransferAndComesBackHasTransfersOfItsOwn
     bool warm;
   };
   std::mt19937 random(7);
-  std::uint64_t life = 0;  // of "b", which keeps count beyond a world
   for (const Case& each : {Case{false, "local", true}, Case{false, "peer", true},
                            Case{true, "staging", false}, Case{true, "nccl", true}}) {
     fake::workers_are_processes(each.apart);
+    std::uint64_t life = 0;  // of "b"
     const bool map = std::string(each.path) != "local";
     auto a = start("a", map);
     auto c = start("c", map);

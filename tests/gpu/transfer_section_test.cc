@@ -84,6 +84,11 @@ TEST(TransferSections, ThatMakeNoSenseAreRefused) {
        },
        "65 dimensions"},
       {[](auto& s) {
+         s.tensors[1].sizes.assign(29, 2);
+         s.tensors[1].strides.assign(29, 1);
+       },
+       "overlap"},
+      {[](auto& s) {
          s.tensors[1].dtype = at::kInt;
          s.tensors[1].requires_grad = true;
        },

@@ -1,4 +1,5 @@
 // The budget of calls to one peer: a thread that exceeds it waits, and nothing waits without end.
+#include <atomic>
 #include <numeric>
 #include <regex>
 
@@ -111,7 +112,7 @@ TEST_F(Backpressure, AThreadThatWaitsGoesOnOnceOneWayCallsAreHandled) {
   Cluster cluster(2, [](stitch::Options& options) { options.max_inflight_bytes = 1 << 20; });
   const auto first = cluster[0].rpc_async<pass_gate>("worker1", 1);
   const auto large = at::ones({(1 << 20) - 3000}, at::kByte);
-  std::int64_t received = 0;
+  std::atomic<std::int64_t> received{0};
   const auto caller =
       call_from(cluster[0], [&] { received = stitch::rpc_sync<elements>("worker1", large); });
   EXPECT_TRUE(eventually([&] { return number(cluster[0], "rpc.calls_waiting") == 1; }));

@@ -1,8 +1,13 @@
 // Dumps that workers write, over clusters in one process.
 
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <filesystem>
 #include <fstream>
+#include <functional>
 
+#include "stitch/base/own_folder.h"
 #include "tests/support/world_test.h"
 
 namespace dumps_test {
@@ -150,6 +155,71 @@ TEST(Dumps, AFolderThatCannotBeUsedFailsTheStart) {
               std::string::npos)
         << error.what();
   }
+}
+
+// Of another user, who has made the folder first.
+TEST(Dumps, APlantedFolderIsRefused) {
+  const TemporaryFolder folder;
+  const auto refusal = [](const std::filesystem::path& dumps) -> std::string {
+    try {
+      Cluster cluster(1, [&](stitch::Options& options) { options.dump_dir = dumps; });
+    } catch (const stitch::Error& error) {
+      EXPECT_EQ(error.code(), stitch::ErrorCode::invalid_argument);
+      return error.what();
+    }
+    return "it has started";
+  };
+  const auto expect = [&](const std::filesystem::path& dumps, const std::string& why) {
+    const std::string text = refusal(dumps);
+    EXPECT_NE(text.find("cannot be used: " + why), std::string::npos) << text;
+  };
+  const auto open = folder.path() / "open";
+  ASSERT_EQ(::mkdir(open.c_str(), 0700), 0);
+  for (const mode_t mode : {0777, 01777, 0770, 0702}) {
+    ASSERT_EQ(::chmod(open.c_str(), mode), 0);
+    expect(open, "other users may write in it");
+  }
+  ASSERT_EQ(::chmod(open.c_str(), 0700), 0);
+  const auto link = folder.path() / "link";
+  std::filesystem::create_directory_symlink(open, link);
+  expect(link, "it is no folder, or a link to one");
+  expect(link.string() + "/", "it is no folder, or a link to one");
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can give folders away";
+  ASSERT_EQ(::chown(open.c_str(), 12345, 0), 0);
+  expect(open, "it belongs to user 12345");
+}
+
+// What has the name of a file is not opened: a pipe would hold the writer up, a link lead it
+// elsewhere, and a file of another mode give the dump to other users.
+TEST(Dumps, APlantedFileIsReplaced) {
+  const TemporaryFolder folder;
+  const stitch::base::Descriptor opened = stitch::base::open_own_folder(folder.path());
+  const auto elsewhere = folder.path() / "elsewhere";
+  const std::string part = "dump." + std::to_string(::getpid()) + ".part";
+  const std::function<void(const std::filesystem::path&)> plants[] = {
+      [](const auto& at) { ASSERT_EQ(::mkfifo(at.c_str(), 0666), 0); },
+      [&](const auto& at) { std::filesystem::create_symlink(elsewhere, at); },
+      [&](const auto& at) {
+        std::ofstream(elsewhere) << "mine";
+        std::filesystem::create_hard_link(elsewhere, at);
+      },
+      [](const auto& at) {
+        std::ofstream(at) << "theirs";
+        ASSERT_EQ(::chmod(at.c_str(), 0666), 0);
+      }};
+  for (const auto& plant : plants) {
+    for (const std::string& name : {part, std::string("dump")}) {
+      plant(folder.path() / name);
+      ASSERT_TRUE(stitch::base::write_file(opened.get(), "dump", "text"));
+      EXPECT_EQ(text_of(folder.path() / "dump"), "text");
+      struct stat state {};
+      ASSERT_EQ(::lstat((folder.path() / "dump").c_str(), &state), 0);
+      EXPECT_EQ(state.st_mode, static_cast<mode_t>(S_IFREG | 0600));
+      std::filesystem::remove(folder.path() / "dump");
+    }
+  }
+  EXPECT_EQ(text_of(elsewhere), "mine");
+  EXPECT_EQ(files_in(folder.path()), std::vector<std::string>{"elsewhere"});
 }
 
 TEST(FaultOption, ThatIsNotUnderstoodFailsTheStart) {

@@ -27,10 +27,6 @@ class StallingStore : public stitch::transport::Store {
     pass();
     return store_->try_get(key);
   }
-  void wait(const std::vector<std::string>& keys, Timeout timeout) override {
-    pass();
-    store_->wait(keys, timeout);
-  }
   std::int64_t add(const std::string& key, std::int64_t delta) override {
     pass();
     return store_->add(key, delta);
@@ -43,6 +39,15 @@ class StallingStore : public stitch::transport::Store {
   bool erase(const std::string& key) override {
     pass();
     return store_->erase(key);
+  }
+  Claimed claim(const std::string& key, const std::string& value) override {
+    pass();
+    return store_->claim(key, value);
+  }
+  std::map<std::string, std::string> claims(const std::string& prefix, std::size_t count,
+                                            Timeout timeout) override {
+    pass();
+    return store_->claims(prefix, count, timeout);
   }
   std::string describe() const override { return "a store that stalls"; }
 

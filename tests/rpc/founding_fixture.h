@@ -2,101 +2,138 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
-#include "stitch/base/event_loop.h"
-#include "stitch/rpc/world/rendezvous.h"
-#include "stitch/transport/store/file_store.h"
+#include "stitch/rpc/world/founding.h"
 #include "stitch/transport/store/hash_store.h"
-#include "stitch/transport/store/tcp_store.h"
-#include "tests/support/temporary_folder.h"
+#include "tests/support/error_of.h"
 
 namespace stitch::testing {
 
-inline rpc::MemberRecord record_of(const Options& options) {
-  rpc::MemberRecord record;
-  record.name = options.name;
-  record.rank = options.rank;
-  record.world_size = options.world_size.max();
-  record.founders = options.world_size.min();
-  return record;
-}
+// A store that counts its requests, and the bytes of values that it returns.
+class CountingStore final : public transport::Store {
+ public:
+  void set(const std::string& key, const std::string& value) override {
+    ++requests;
+    store_->set(key, value);
+  }
+  std::string get(const std::string& key, Timeout timeout) override {
+    ++requests;
+    std::string value = store_->get(key, timeout);
+    bytes += value.size();
+    return value;
+  }
+  std::optional<std::string> try_get(const std::string& key) override {
+    ++requests;
+    auto value = store_->try_get(key);
+    if (value) bytes += value->size();
+    return value;
+  }
+  std::int64_t add(const std::string& key, std::int64_t delta) override {
+    ++requests;
+    return store_->add(key, delta);
+  }
+  std::string compare_and_set(const std::string& key, const std::optional<std::string>& expected,
+                              const std::string& desired) override {
+    ++requests;
+    return store_->compare_and_set(key, expected, desired);
+  }
+  bool erase(const std::string& key) override {
+    ++requests;
+    return store_->erase(key);
+  }
+  Claimed claim(const std::string& key, const std::string& value) override {
+    ++requests;
+    return store_->claim(key, value);
+  }
+  std::map<std::string, std::string> claims(const std::string& prefix, std::size_t count,
+                                            Timeout timeout) override {
+    ++requests;
+    return store_->claims(prefix, count, timeout);
+  }
+  std::string describe() const override { return store_->describe(); }
 
-// Workers that found worlds in a store of each kind, as far as the store goes.
-class Founding : public ::testing::TestWithParam<std::string> {
+  std::atomic<std::size_t> requests{0};
+  std::atomic<std::size_t> bytes{0};
+
+ private:
+  const std::shared_ptr<transport::Store> store_ = transport::make_hash_store();
+};
+
+// Workers that found worlds, as far as the store goes.
+class Founding : public ::testing::Test {
  protected:
-  Founding() {
-    if (GetParam() == "tcp") {
-      transport::TcpStoreOptions options;
-      server_ = std::make_unique<transport::TcpStoreServer>(*loop_, options);
-      options.port = server_->port();
-      store_ = transport::make_tcp_store(*loop_, options);
-    } else {
-      store_ = GetParam() == "file" ? transport::make_file_store(folder_.path() / "store")
-                                    : transport::make_hash_store();
-    }
-  }
-  ~Founding() override {
-    store_ = nullptr;
-    server_ = nullptr;
-    loop_->close();
-  }
+  using Place = rpc::Founding::Place;
 
-  transport::Store& store() { return *store_; }
-  [[nodiscard]] rpc::Rendezvous make_rendezvous(
-      const Options& options,
-      std::chrono::milliseconds silent_time = rpc::Rendezvous::kSilentTime) {
-    return rpc::Rendezvous(options, *store_, false,
-                           std::chrono::steady_clock::now() + std::chrono::seconds(20),
-                           silent_time);
+  // Later ones have greater tokens.
+  rpc::MemberClaim claim_of(const Options& options) {
+    rpc::MemberClaim claim;
+    const std::string number = std::to_string(next_++);
+    claim.record.token = std::string(6 - number.size(), '0') + number;
+    claim.record.name = options.name;
+    claim.record.rank = options.rank;
+    claim.record.size = options.world_size;
+    claim.record.process = "process " + number;
+    claim.addresses = {"here:" + number};
+    return claim;
   }
-  // What one founder does, until a world is founded; returns the record of that.
-  rpc::WorldRecord found(const Options& options,
-                         std::chrono::milliseconds silent_time = rpc::Rendezvous::kSilentTime) {
-    rpc::Rendezvous founding = make_rendezvous(options, silent_time);
-    for (;;) {
-      if (!founding.meet(record_of(options), [] { return false; })) continue;
-      const auto self = founding.self();
-      rpc::WorldRecord record;
-      record.number = founding.world_number();
-      record.size = options.world_size;
-      rpc::MemberRecord own = record_of(options);
-      own.name = self.name;
-      auto cards = founding.exchange({self, {"here:" + self.name}, own.encode()});
-      if (!cards) continue;
-      for (auto& card : *cards) record.entries.push_back({std::move(card), true});
-      if (founding.finish(record)) return record;
-    }
+  // What is in the store of a worker until this ends.
+  std::unique_ptr<transport::Store::Claim> claim(const Options& options) {
+    const auto claim = claim_of(options);
+    auto claimed = store->claim(rpc::world_key::kMember + claim.record.token, claim.encode());
+    EXPECT_TRUE(claimed.claim);
+    return std::move(claimed.claim);
+  }
+  Place found(const Options& options, std::chrono::milliseconds limit = std::chrono::seconds(20)) {
+    const bool elastic = options.world_size.is_elastic();
+    const rpc::Founding::Leading leading{.leads = !elastic && options.rank == 0, .stands = elastic};
+    rpc::Founding founding(options, *store, leading, std::chrono::steady_clock::now() + limit);
+    return founding.find_place(claim_of(options));
   }
   // All of them at once.
-  std::vector<rpc::WorldRecord> found_together(
-      const std::vector<Options>& workers,
-      std::chrono::milliseconds silent_time = rpc::Rendezvous::kSilentTime) {
-    std::vector<rpc::WorldRecord> records(workers.size());
+  std::vector<Place> found_together(const std::vector<Options>& workers) {
+    std::vector<Place> places(workers.size());
     std::vector<std::jthread> threads;
     for (std::size_t i = 0; i < workers.size(); ++i) {
       threads.emplace_back([&, i] {
-        try {
-          records[i] = found(workers[i], silent_time);
-        } catch (const Error& error) {
-          ADD_FAILURE() << "worker \"" << workers[i].name << "\": " << error.what();
-        }
+        const auto error = base::failure_of([&] { places[i] = found(workers[i]); });
+        if (error) ADD_FAILURE() << "worker \"" << workers[i].name << "\": " << error->what();
       });
     }
     threads.clear();
-    return records;
+    return places;
+  }
+  // The same; how each of them fails.
+  std::vector<Error> fail_together(const std::vector<Options>& workers) {
+    std::vector<Error> errors(workers.size());
+    std::vector<std::jthread> threads;
+    for (std::size_t i = 0; i < workers.size(); ++i) {
+      threads.emplace_back(
+          [&, i] { errors[i] = error_of([&] { static_cast<void>(found(workers[i])); }); });
+    }
+    threads.clear();
+    return errors;
+  }
+  static void expect_one_world(const std::vector<Place>& places) {
+    for (const auto& place : places) {
+      EXPECT_EQ(place.world.lives.size(), places.size());
+      EXPECT_EQ(place.world.encode(), places[0].world.encode());
+    }
   }
 
+  const std::shared_ptr<CountingStore> store = std::make_shared<CountingStore>();
+  const Options a{.name = "a", .rank = 0, .world_size = 2};
+  const Options b{.name = "b", .rank = 1, .world_size = 2};
+
  private:
-  const TemporaryFolder folder_;
-  std::unique_ptr<base::EventLoop> loop_ = std::make_unique<base::EventLoop>("test-loop");
-  std::unique_ptr<transport::TcpStoreServer> server_;
-  std::shared_ptr<transport::Store> store_;
+  std::atomic<int> next_{1};
 };
 
 }  // namespace stitch::testing

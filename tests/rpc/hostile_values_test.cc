@@ -55,8 +55,12 @@ class TensorTable {
     out_.write(buffer);
   }
   void expanded(std::uint8_t dtype, const std::vector<std::int64_t>& sizes, std::uint32_t buffer) {
+    strided(dtype, sizes, std::vector<std::int64_t>(sizes.size()), buffer);
+  }
+  void strided(std::uint8_t dtype, const std::vector<std::int64_t>& sizes,
+               const std::vector<std::int64_t>& strides, std::uint32_t buffer) {
     header(kDense, dtype, kHasStrides, sizes);
-    for (std::size_t i = 0; i < sizes.size(); ++i) out_.write(std::int64_t{0});
+    for (const auto stride : strides) out_.write(stride);
     out_.write(buffer);
   }
   template <class T>
@@ -121,6 +125,27 @@ TEST(HostileTensors, PartsOfSparseTensorsHaveAllTheirElementsInTheMessage) {
   dense.buffer(std::vector<double>{1});
   dense.expanded(kDouble, {kHuge}, 0);
   EXPECT_EQ(dense.decode().at(0).numel(), kHuge);
+}
+
+// An operation on one of 29 such dimensions would take 2^29 elements for the 30 that have arrived.
+TEST(HostileTensors, TensorsAreNotLargerThanTheirMemory) {
+  const auto decode = [](const std::vector<std::int64_t>& sizes,
+                         const std::vector<std::int64_t>& strides) {
+    TensorTable table(1);
+    table.buffer(std::vector<double>(30));
+    table.strided(kDouble, sizes, strides, 0);
+    return table.decode().at(0);
+  };
+  using Dims = std::vector<std::int64_t>;
+  const std::pair<Dims, Dims> larger[] = {
+      {Dims(29, 2), Dims(29, 1)}, {Dims{3, 2}, Dims{1, 1}}, {Dims{5, 1, 3, 4}, Dims{0, 9, 1, 1}}};
+  for (const auto& each : larger) {
+    EXPECT_TRUE(has_text(error_of([&] { static_cast<void>(decode(each.first, each.second)); }),
+                         ErrorCode::protocol, "has elements that overlap in memory"));
+  }
+  // Other orders, gaps, dimensions of one element, and expanded ones are as they were sent.
+  EXPECT_EQ(decode({3, 2, 1, 4}, {2, 1, 1, 7}).sizes(), at::IntArrayRef({3, 2, 1, 4}));
+  EXPECT_EQ(decode({9, 3}, {0, 10}).sizes(), at::IntArrayRef({9, 3}));
 }
 
 TEST(HostileTensors, SparseTensorsThatMakeNoSenseAreRefused) {

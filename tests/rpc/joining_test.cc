@@ -1,5 +1,4 @@
 // Workers that join a running world, leave it, and come back to it: all in one process.
-#include "stitch/rpc/world/world_record.h"
 #include "stitch/transport/store/prefix_store.h"
 #include "tests/support/world_test.h"
 
@@ -60,24 +59,17 @@ class Joining : public ::testing::Test {
   }
   // Ends as a process that is killed does, as far as the others can see.
   static void kill(Worker& worker) { worker.shutdown({.graceful = false}); }
-  [[nodiscard]] std::string world_record() const {
-    const auto keys = stitch::transport::make_prefix_store("stitch", store_);
-    return keys->try_get(stitch::rpc::world_key::kWorld).value_or("");
-  }
-  // As if the store had come back without it.
-  void lose(const char* key) const {
-    static_cast<void>(stitch::transport::make_prefix_store("stitch", store_)->erase(key));
-  }
-  // Whether a worker keeps the record of the world: it answers those who look for it.
-  [[nodiscard]] bool is_kept(const std::string& ring) const {
-    const auto keys = stitch::transport::make_prefix_store("stitch", store_);
-    keys->set(stitch::rpc::world_key::kRing, ring);
-    return eventually([&] { return keys->try_get(stitch::rpc::world_key::kRung) == ring; }, 1s);
-  }
+  [[nodiscard]] bool is_recorded() const { return keys()->try_get("world").has_value(); }
+  // Whether a worker keeps the world.
+  [[nodiscard]] bool is_kept() const { return !keys()->claims("keeper", 1, 0ms).empty(); }
 
  private:
   Options common() const {
     return {.rpc_timeout = 20s, .init_timeout = 30s, .shutdown_timeout = 10s, .store = store_};
+  }
+
+  [[nodiscard]] std::shared_ptr<stitch::transport::Store> keys() const {
+    return stitch::transport::make_prefix_store("stitch", store_);
   }
 
   std::shared_ptr<stitch::transport::Store> store_ = stitch::transport::make_hash_store();
@@ -106,19 +98,35 @@ TEST_F(Joining, ANewWorkerIsKnownToAllWhenItsInitReturns) {
   }));
 }
 
-TEST_F(Joining, AWorkerThatWasDeclaredDeadKeepsTheRecordOfTheWorldNoMore) {
+TEST_F(Joining, AWorkerThatWasDeclaredDeadKeepsTheWorldNoMore) {
   auto a = stitch::init(elastic("a"));
-  EXPECT_TRUE(is_kept("first"));
+  EXPECT_TRUE(is_kept());
   {
     const stitch::WorkerScope scope(a);
     stitch::rpc::current_agent()->fence(Error(ErrorCode::disconnected, "it was declared dead"));
   }
-  EXPECT_FALSE(is_kept("second"));
+  EXPECT_TRUE(eventually([&] { return !is_kept(); }));
   // Nor when it shuts down, alone as it believes: the record is that of the workers that live.
-  const std::string record = world_record();
-  EXPECT_FALSE(record.empty());
+  EXPECT_TRUE(is_recorded());
   a.shutdown();
-  EXPECT_EQ(world_record(), record);
+  EXPECT_TRUE(is_recorded());
+}
+
+TEST_F(Joining, ANextWorkerKeepsTheWorldWhenTheKeeperLeavesOrDies) {
+  std::optional<Worker> keeper = stitch::init(elastic("w0"));
+  for (int i = 1; i <= 4; ++i) {
+    auto next = stitch::init(elastic("w" + std::to_string(i)));
+    EXPECT_EQ(next.rpc_sync<twice>(keeper->name(), i), 2 * i);  // else it would miss nothing
+    if (i % 2 == 0) {
+      kill(*keeper);
+    } else {
+      keeper->shutdown();
+    }
+    keeper = std::move(next);
+  }
+  auto late = stitch::init(elastic("w0"));
+  EXPECT_EQ(late.info().epoch, 2U);
+  EXPECT_EQ(late.rpc_sync<twice>("w4", 4), 8);
 }
 
 TEST_F(Joining, AWorkerLeavesAnElasticWorldAlone) {
@@ -335,7 +343,7 @@ TEST_F(Joining, AWorldThatHasEndedIsFollowedByANewOne) {
   for (int i = 0; i < 3; ++i) {
     auto workers = fixed_world(2);
     EXPECT_EQ(workers[0].rpc_sync<twice>("worker1", i), 2 * i);
-    EXPECT_EQ(workers[1].info().epoch, static_cast<std::uint64_t>(i + 1));
+    EXPECT_EQ(workers[1].info().epoch, 1U);
     shut_down_together(std::move(workers));
   }
 }

@@ -28,6 +28,13 @@
 
 namespace {
 
+// Those of stitch-run's job.
+std::shared_ptr<stitch::transport::Store> keys_of(std::shared_ptr<stitch::transport::Store> store) {
+  const char* const job = getenv("STITCH_JOB");
+  return stitch::transport::make_prefix_store(
+      job == nullptr ? "stitch" : std::string("stitch/") + job, std::move(store));
+}
+
 using namespace std::chrono_literals;
 using stitch::Error;
 
@@ -125,30 +132,29 @@ int come_back_to_leaving(stitch::Worker& self, const std::string& victim, const 
 
 // Whether the store has the record of a world.
 int say_what_is_recorded(const std::string& path) {
-  const auto store =
-      stitch::transport::make_prefix_store("stitch", stitch::transport::make_file_store(path));
+  const auto store = keys_of(stitch::transport::make_file_store(path));
   const auto record = store->try_get(stitch::rpc::world_key::kWorld);
-  std::printf("%s\n", !record           ? "no world was recorded"
-                      : record->empty() ? "the record is gone"
-                                        : "a world is recorded");
+  std::printf("%s\n", record ? "a world is recorded" : "the record is gone");
   return 0;
 }
 
-void await_key(stitch::transport::Store& store, const std::string& key) {
-  for (int i = 0; i < 6000 && !store.try_get(key); ++i) std::this_thread::sleep_for(5ms);
+// Until that many workers have claimed a place.
+void await_claims(stitch::transport::Store& store, std::size_t count) {
+  static_cast<void>(store.claims(stitch::rpc::world_key::kMember, count, 30s));
 }
 
 // Before init() of one of two workers that meet at a file. Worker 0 is killed when it waits for
-// worker 1, which waits until worker 0 has come back and found its own record.
+// worker 1, which comes after that.
 void begin_founding(const std::string& method, const std::string& folder) {
-  const std::shared_ptr<stitch::transport::Store> store = stitch::transport::make_prefix_store(
-      "stitch", stitch::transport::make_file_store(method.substr(std::string("file://").size())));
+  const std::shared_ptr<stitch::transport::Store> store =
+      keys_of(stitch::transport::make_file_store(method.substr(std::string("file://").size())));
   const std::filesystem::path died = folder + "/died";
   if (getenv("RANK") == std::string("1")) {
-    await_key(*store, "founding/0/member/1");
+    for (int i = 0; i < 6000 && !std::filesystem::exists(died); ++i)
+      std::this_thread::sleep_for(5ms);
   } else if (!std::filesystem::exists(died)) {
     std::thread([store, died] {
-      await_key(*store, "founding/0/member/0");
+      await_claims(*store, 1);
       std::ofstream(died) << '\n';
       die();
     }).detach();
@@ -157,22 +163,21 @@ void begin_founding(const std::string& method, const std::string& folder) {
 
 // The same of three workers whose store worker 0 serves: it is killed when worker 1 waits, too, and
 // worker 2 comes after that.
-void begin_founding_at_a_host(const std::string& method, const std::string& folder) {
+void begin_founding_at_a_host(const std::string& folder) {
   const std::filesystem::path died = folder + "/died";
   const std::string rank = getenv("RANK");
   if (rank == "2") {
     for (int i = 0; i < 6000 && !std::filesystem::exists(died); ++i)
       std::this_thread::sleep_for(5ms);
   } else if (rank == "0" && !std::filesystem::exists(died)) {
-    std::thread([method, died] {
-      stitch::base::EventLoop loop("test-loop");
+    std::thread([died] {
       stitch::transport::TcpStoreOptions options;
       options.port = static_cast<std::uint16_t>(std::atoi(getenv("MASTER_PORT")));
-      options.port_span = 16;
-      options.job = method;
-      const auto store = stitch::transport::make_prefix_store(
-          "stitch", stitch::transport::make_tcp_store(loop, options));
-      await_key(*store, "founding/0/member/1");
+      std::string secret;
+      std::getline(std::ifstream(getenv("STITCH_SECRET_FILE")), secret);
+      options.key = stitch::transport::SecretKey::stretch(secret);
+      const auto store = keys_of(stitch::transport::make_tcp_store(options));
+      await_claims(*store, 2);
       std::ofstream(died) << '\n';
       die();
     }).detach();
@@ -213,7 +218,7 @@ int main(int argc, char** argv) try {
   if (what.starts_with("host"))
     options.init_method = std::string("tcp://127.0.0.1:") + getenv("MASTER_PORT");
   if (what == "founding" && argc > 2) begin_founding(getenv("STITCH_INIT_METHOD"), argv[2]);
-  if (what == "host founding" && argc > 2) begin_founding_at_a_host(options.init_method, argv[2]);
+  if (what == "host founding" && argc > 2) begin_founding_at_a_host(argv[2]);
   auto self = stitch::init(options);
   if (what == "restart") return outlive(self, "worker1", "worker0", "worker2");
   if (what == "host") return outlive(self, "worker0", "worker1", "worker2");

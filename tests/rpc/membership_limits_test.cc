@@ -2,7 +2,10 @@
 #include <span>
 
 #include "stitch/rpc/membership/member_card.h"
+#include "stitch/rpc/membership/membership_protocol.h"
 #include "stitch/rpc/membership/notice.h"
+#include "stitch/rpc/world/admission.h"
+#include "stitch/rpc/world/member_record.h"
 #include "tests/support/world_test.h"
 
 namespace membership_limits_test {
@@ -13,9 +16,11 @@ using stitch::ErrorCode;
 using stitch::Options;
 using stitch::Worker;
 using stitch::WorkerId;
+using stitch::WorkerInfo;
 using stitch::rpc::KnownLife;
 using stitch::rpc::LifeState;
 using stitch::rpc::MemberCard;
+using stitch::rpc::MembershipProtocol;
 using stitch::rpc::Notice;
 using stitch::testing::Cluster;
 using stitch::testing::error_of;
@@ -45,19 +50,123 @@ TEST(MemberCard, HasARecordOfLimitedLength) {
 TEST(Notices, HaveTextsThatCanBePrinted) {
   const std::string dirty = "it\x1b[2J is\n dead \xff";
   const std::string clean = "it?[2J is? dead ?";
-  Notice notice{Notice::Step::dead, {"a", WorkerId(1), 1}, {dirty, WorkerId(2), 1}, dirty, {}};
+  Notice notice{Notice::Step::dead, {"a", WorkerId(1), 1}, {"b", WorkerId(2), 1}, dirty, {}};
   notice.lives.push_back({{{"a", WorkerId(1), 1}, {}, {}}, LifeState::dead, dirty});
   stitch::base::Bytes bytes;
   notice.write(bytes);
   const Notice read = Notice::read(bytes.span());
   EXPECT_EQ(read.text, clean);
-  EXPECT_EQ(read.by.name, clean);
   ASSERT_EQ(read.lives.size(), 1U);
   EXPECT_EQ(read.lives[0].verdict, clean);
-  notice.by.name = std::string(1000, 'x');
+  notice.lives[0].verdict = std::string(1000, 'x');
   stitch::base::Bytes longer;
   notice.write(longer);
-  EXPECT_EQ(Notice::read(longer.span()).by.name, std::string(127, 'x'));
+  EXPECT_EQ(Notice::read(longer.span()).lives[0].verdict, std::string(512, 'x'));
+}
+
+// One that is kept is told to others, which would end the connection for it, and be believed.
+TEST(WhoAWorkerIs, IsReadWithinOneSetOfBoundsWhereverItStands) {
+  constexpr std::uint64_t kLastEpoch = std::uint64_t{1} << 62;
+  const auto reads = [](const WorkerInfo& info) {
+    const WorkerInfo fine{"w", WorkerId(1), 1};
+    const Notice notices[] = {{Notice::Step::dead, info, fine, {}, {}},
+                              {Notice::Step::dead, fine, info, {}, {}},
+                              {Notice::Step::list, fine, fine, {}, {{{info, {}, {}}}}}};
+    int read = 0;
+    for (const Notice& notice : notices) {
+      stitch::base::Bytes bytes;
+      notice.write(bytes);
+      const auto error =
+          stitch::base::failure_of([&] { static_cast<void>(Notice::read(bytes.span())); });
+      if (error) EXPECT_EQ(error->code(), ErrorCode::protocol);
+      if (!error) ++read;
+    }
+    return read;
+  };
+  EXPECT_EQ(reads({std::string(127, 'a'), WorkerId(65'535), kLastEpoch}), 3);
+  EXPECT_EQ(reads({std::string(128, 'a'), WorkerId(1), 1}), 0);
+  EXPECT_EQ(reads({"a b", WorkerId(1), 1}), 0);
+  EXPECT_EQ(reads({"", WorkerId(1), 1}), 0);
+  EXPECT_EQ(reads({"a", WorkerId(65'536), 1}), 0);
+  EXPECT_EQ(reads({"a", WorkerId(1), kLastEpoch + 1}), 0);
+}
+
+// What a liar says of others.
+class Liar : public ::testing::Test {
+ protected:
+  Liar() {
+    const KnownLife lives[] = {{self}, {liar}, {other}};
+    protocol.start(lives);
+  }
+  void says(Notice::Step step, const WorkerInfo& about, std::vector<KnownLife> lives = {}) {
+    static_cast<void>(protocol.on_notice(
+        liar.info, {step, about, liar.info, "a lie", std::move(lives)}, now += 1s));
+  }
+  const MemberCard self{{"w0", WorkerId(0), 1}, {}, {}};
+  const MemberCard liar{{"w1", WorkerId(1), 1}, {}, {}};
+  const MemberCard other{{"w2", WorkerId(2), 1}, {}, {}};
+  MembershipProtocol protocol{self, {}};
+  MembershipProtocol::Time now{std::chrono::hours(1)};
+};
+
+TEST_F(Liar, DoesNotHaveANameOrAnIdKeptTwice) {
+  const auto before = protocol.lives();
+  for (const auto step : {Notice::Step::member, Notice::Step::list}) {
+    for (const WorkerInfo& info :
+         {WorkerInfo{"w2", WorkerId(7), 1}, WorkerInfo{"x", WorkerId(2), 2},
+          WorkerInfo{"w0", WorkerId(7), 1}, WorkerInfo{"x", WorkerId(0), 2}})
+      says(step, info, {{{info, {}, {}}}});
+  }
+  EXPECT_EQ(protocol.lives(), before);
+  EXPECT_FALSE(protocol.fenced());
+}
+
+TEST_F(Liar, SaysOfNoOtherThatItHasLeft) {
+  says(Notice::Step::left, other.info);
+  EXPECT_EQ(protocol.state(other.info), LifeState::alive);
+  says(Notice::Step::left, liar.info);
+  EXPECT_EQ(protocol.state(liar.info), LifeState::left);
+}
+
+TEST_F(Liar, DoesNotHaveMoreKeptThanAListCanTell) {
+  for (std::uint32_t id = 3; id < 1'000; ++id) {
+    const WorkerInfo info{"w" + std::to_string(id), WorkerId(id), 1};
+    const MemberCard card{info, {}, std::string(65'536, 'x')};
+    says(Notice::Step::member, card.info, {{card}});
+  }
+  Notice list{Notice::Step::list, self.info, self.info, {}, protocol.lives()};
+  stitch::base::Bytes bytes;
+  list.write(bytes);
+  EXPECT_LT(bytes.size(), std::size_t{9} << 20);
+  EXPECT_GT(list.lives.size(), 100U);
+  // The world has its own members still.
+  const MemberCard small{{"late", WorkerId(2'000), 1}, {}, {}};
+  says(Notice::Step::member, small.info, {{small}});
+  EXPECT_EQ(protocol.state(small.info), LifeState::alive);
+}
+
+// A stranger that connects, without a secret, says that it is a member, and this worker dead.
+TEST_F(Liar, IsAskedItselfWhereItMayBeAnother) {
+  const auto effects = protocol.on_unproven_verdict(other.info);
+  ASSERT_EQ(effects.probes.size(), 1U);
+  EXPECT_EQ(effects.probes[0].about, other.info);
+  EXPECT_TRUE(protocol.on_unproven_verdict(other.info).empty());  // one question at a time
+  static_cast<void>(protocol.on_probe(other.info, true, now));
+  EXPECT_FALSE(protocol.fenced());
+  EXPECT_EQ(protocol.state(other.info), LifeState::alive);
+}
+
+// A record that a liar has told of another one, or of itself.
+TEST(Admission, GoesByTheRecordsThatCanBeRead) {
+  stitch::rpc::MemberRecord record;
+  record.name = "joiner";
+  record.size = stitch::WorldSize::range(1);
+  const MemberCard joiner{{"joiner", WorkerId(3), 1}, {}, record.encode()};
+  const std::vector<MemberCard> live{{{"w1", WorkerId(1), 1}, {}, "garbage"},
+                                     {{"w2", WorkerId(2), 1}, {}, {}}};
+  const auto size = stitch::WorldSize::range(1);
+  EXPECT_FALSE(stitch::rpc::objection_to(joiner, live, size));
+  EXPECT_TRUE(stitch::rpc::objection_to({joiner.info, {}, "garbage"}, live, size));
 }
 
 constexpr std::size_t kSmallestLimit = 4096;

@@ -239,14 +239,17 @@ void expect_in_step(Cluster& cluster) {
 TEST(Misuse, AGatheringOfOtherTypesFailsOnEveryWorkerNamingBoth) {
   Cluster cluster(2);
   const auto errors = errors_of_all(cluster, {gathers(7), gathers(7.5)});
-  EXPECT_TRUE(has_text(errors[0], ErrorCode::invalid_argument,
-                       "all_gather of int on worker \"worker0\" (id 0) failed: call "
-                       "stitch::Worker::all_gather() to worker \"worker1\" (id 1) failed: that "
-                       "worker is in an all_gather of double"));
-  EXPECT_TRUE(has_text(errors[1], ErrorCode::invalid_argument,
-                       "all_gather of double on worker \"worker1\" (id 1) failed: call "
-                       "stitch::Worker::all_gather() to worker \"worker0\" (id 0) failed: that "
-                       "worker is in an all_gather of int"));
+  for (int rank = 0; rank < 2; ++rank) {
+    const Error& error = errors[static_cast<std::size_t>(rank)];
+    EXPECT_TRUE(has_text(error, ErrorCode::invalid_argument,
+                         rank == 0 ? "all_gather of int on worker \"worker0\" (id 0) failed: worker"
+                                   : "all_gather of double on worker \"worker1\" (id 1) failed: "));
+    EXPECT_TRUE(has_text(error, ErrorCode::invalid_argument,
+                         "worker \"worker0\" (id 0) in an all_gather of int") ||
+                has_text(error, ErrorCode::invalid_argument,
+                         "worker \"worker0\" (id 0) is in an all_gather of int"));
+    EXPECT_TRUE(has_text(error, ErrorCode::invalid_argument, "in an all_gather of double"));
+  }
   expect_in_step(cluster);
 }
 
@@ -257,7 +260,7 @@ TEST(Misuse, ABarrierThatMeetsAGatheringFailsOnEveryWorker) {
     EXPECT_TRUE(has_text(errors[0], ErrorCode::invalid_argument,
                          "barrier on worker \"worker0\" (id 0) failed: "));
     EXPECT_TRUE(has_text(errors[0], ErrorCode::invalid_argument, "in an all_gather of "));
-    EXPECT_TRUE(has_text(errors[1], ErrorCode::invalid_argument, "is in a barrier"));
+    EXPECT_TRUE(has_text(errors[1], ErrorCode::invalid_argument, "in a barrier"));
     EXPECT_TRUE(has_text(errors[2], ErrorCode::invalid_argument, "in an all_gather of "));
     expect_in_step(cluster);
   }

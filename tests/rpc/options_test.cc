@@ -18,6 +18,7 @@
 
 #include "stitch/base/error.h"
 #include "stitch/rpc/options/launcher.h"
+#include "stitch/rpc/options/option_name.h"
 #include "stitch/rpc/options/security_options.h"
 #include "stitch/rpc/worker.h"
 #include "stitch/transport/store/hash_store.h"
@@ -138,6 +139,7 @@ TEST(Options, ErrorsNameWhatWasSet) {
       {"device_maps", "ps0:cuda:0=gpu", [](O& o) { o.device_maps["ps0"]["cuda:0"] = "gpu"; }},
       {"gpu_paths", "ncl", [](O& o) { o.gpu_paths = {"ncl"}; }},
       {"secret", " ", [](O& o) { o.secret = " "; }},
+      {"secret", "", [](O& o) { o.secret = ""; }},
       {"secret_file", "/nowhere"},
       {"encryption", "yes"},
       {"encryption", "on", [](O& o) { o.encryption = "on"; }},  // without a secret
@@ -181,14 +183,9 @@ TEST(Options, ErrorsNameWhatWasSet) {
     EXPECT_TRUE(by_both.starts_with(read_first ? variable : option.field)) << by_both;
   }
   // Each variable that there is.
-  std::string known = error_with({{"STITCH_XYZZY_PLUGH", "1"}});
-  known = known.substr(known.find(" are ") + 5);
-  for (std::size_t at = 0; at < known.size();) {
-    const auto end = std::min(known.find(", ", at), known.size());
-    EXPECT_TRUE(covered.contains("STITCH_" + known.substr(at, end - at)))
-        << known.substr(at, end - at);
-    at = end + 2;
-  }
+  covered.insert("STITCH_JOB");  // any text
+  const auto known = stitch::rpc::known_variables();
+  EXPECT_EQ(covered, std::set<std::string>(known.begin(), known.end()));
 }
 
 TEST(Options, UnknownVariablesAreErrorsWithAHint) {
@@ -198,12 +195,16 @@ TEST(Options, UnknownVariablesAreErrorsWithAHint) {
             "variable STITCH_NAMES is unknown; did you mean STITCH_NAME?");
 }
 
-// STITCH_ alone makes no name a near one.
-TEST(Options, AnUnknownVariableThatIsLikeNoneGetsTheListOfThem) {
-  const std::string error = error_with({{"STITCH_VERBOSITY", "3"}});
-  EXPECT_TRUE(error.starts_with("variable STITCH_VERBOSITY is unknown; known behind STITCH_ are "))
-      << error;
-  EXPECT_NE(error.find(", RPC_TIMEOUT, "), std::string::npos) << error;
+// Kubernetes sets the first three for a service that is called "stitch".
+TEST(Options, UnknownVariablesThatAreLikeNoneAreIgnoredAndSaidOnce) {
+  for (const char* name :
+       {"STITCH_SERVICE_HOST", "STITCH_PORT", "STITCH_PORT_29500_TCP_ADDR", "STITCH_VERBOSITY"}) {
+    testing::internal::CaptureStderr();
+    EXPECT_EQ(error_with({{name, "tcp://10.0.0.6:29500"}}), "no error");
+    EXPECT_EQ(error_with({{name, "tcp://10.0.0.6:29500"}}), "no error");
+    EXPECT_EQ(testing::internal::GetCapturedStderr(),
+              "stitch: variable " + std::string(name) + " is unknown, and ignored\n");
+  }
 }
 
 TEST(Options, BadValuesAreNamed) {
@@ -218,8 +219,11 @@ TEST(Options, BadValuesAreNamed) {
   EXPECT_EQ(error_with({}, {.rank = 2, .world_size = 2}),
             "rank 2 does not fit a world of 2; ranks are 0 to world_size - 1");
   EXPECT_EQ(error_with({}, {.rank = 0, .world_size = 2, .init_method = "http://x"}),
-            "init_method is \"http://x\"; allowed: env://, tcp://host:port, file:///path; did you "
+            "init_method is \"http://x\"; allowed: env://, tcp://host:port, c10d://host:port, "
+            "file:///path; did you "
             "mean tcp://?");
+  EXPECT_EQ(error_with({}, {.rank = 0, .world_size = 2, .init_method = "file://tmp/meet"}),
+            "init_method is \"file://tmp/meet\": write file:///tmp/meet");
   EXPECT_EQ(
       error_with({{"STITCH_MAX_INFLIGHT_BYTES", "0"}}),
       "STITCH_MAX_INFLIGHT_BYTES is \"0\"; allowed: sizes from 1 byte on: with none, no call could "
@@ -309,7 +313,7 @@ TEST(Options, UnknownChoicesAreRefusedInAWorldOfOneToo) {
   const auto with_method = [](const std::string& method) {
     return error_with({}, {.rank = 0, .world_size = 1, .init_method = method});
   };
-  const std::string allowed = "; allowed: env://, tcp://host:port, file:///path";
+  const std::string allowed = "; allowed: env://, tcp://host:port, c10d://host:port, file:///path";
   EXPECT_EQ(with_method("tpc://h:1"),
             "init_method is \"tpc://h:1\"" + allowed + "; did you mean tcp://?");
   EXPECT_EQ(with_method("flie:///x"),
@@ -368,8 +372,18 @@ TEST(Secret, ComesFromAVariableOrAFile) {
     const Variables scope(std::map<std::string, std::string>{{"STITCH_SECRET_FILE", file.path()}});
     EXPECT_EQ(stitch::resolve_options(base).secret, "from a file");
   }
-  EXPECT_EQ(stitch::resolve_options(base).secret, "");
+  EXPECT_EQ(stitch::resolve_options(base).secret, std::nullopt);
   EXPECT_EQ(stitch::resolve_options(base).encryption, stitch::Encryption::off);
+}
+
+// TensorPipe does not go with a secret, and the user has chosen TensorPipe only.
+TEST(Secret, ThatStitchRunHasMadeGivesWayToTensorPipe) {
+  const SecretFile file("stitch-random:" + std::string(64, 'a'));
+  const Variables scope({{"STITCH_SECRET_FILE", file.path()}});
+  EXPECT_TRUE(stitch::resolve_options({.rank = 0, .world_size = 1}).secret);
+  const auto options = stitch::resolve_options({.rank = 0, .world_size = 1, .transports = {"uv"}});
+  EXPECT_FALSE(options.secret);
+  EXPECT_EQ(options.encryption, stitch::Encryption::off);
 }
 
 TEST(Secret, ThatIsEmptyOrGivenTwiceIsAnError) {
@@ -408,22 +422,23 @@ TEST(Secret, FilesOfOtherUsersAreRefused) {
 }
 
 TEST(Encryption, NeedsASecretAndAKnownName) {
-  const Variables scope(std::map<std::string, std::string>{{"STITCH_ENCRYPTION", "integrity"}});
+  const Variables scope(std::map<std::string, std::string>{{"STITCH_ENCRYPTION", "off"}});
   EXPECT_EQ(stitch::resolve_options({.rank = 0, .world_size = 1, .secret = "s"}).encryption,
-            stitch::Encryption::integrity);
-  EXPECT_TRUE(error_with({}).starts_with("STITCH_ENCRYPTION is \"integrity\" without a secret"));
+            stitch::Encryption::off);
+  EXPECT_TRUE(error_with({{"STITCH_ENCRYPTION", "on"}})
+                  .starts_with("STITCH_ENCRYPTION is \"on\" without a secret"));
   EXPECT_EQ(error_with({{"STITCH_ENCRYPTION", "yes"}}),
-            "STITCH_ENCRYPTION is \"yes\"; allowed: on, integrity, off");
+            "STITCH_ENCRYPTION is \"yes\"; allowed: on, off");
   // The field takes the names, too, and counts before the variable.
   stitch::Options options{.rank = 0, .world_size = 1, .secret = "s", .encryption = "off"};
   EXPECT_EQ(stitch::resolve_options(options).encryption, stitch::Encryption::off);
   options.encryption = "on";
   EXPECT_EQ(stitch::resolve_options(options).encryption, stitch::Encryption::on);
   EXPECT_EQ(std::string(stitch::testing::error_of([&] { options.encryption = "onn"; }).what()),
-            "encryption is \"onn\"; allowed: on, integrity, off");
+            "encryption is \"onn\"; allowed: on, off");
   const char* const unset = nullptr;
   EXPECT_EQ(std::string(stitch::testing::error_of([&] { options.encryption = unset; }).what()),
-            "encryption is \"(null)\"; allowed: on, integrity, off");
+            "encryption is \"(null)\"; allowed: on, off");
   stitch::Options other;
   EXPECT_FALSE(options.encryption == other.encryption);
   other.encryption = stitch::Encryption::on;
@@ -465,6 +480,14 @@ std::optional<stitch::rpc::LaunchInfo> launch(std::map<std::string, std::string>
       });
 }
 
+std::string job(std::map<std::string, std::string> variables) {
+  return stitch::rpc::launcher_job(
+      [variables = std::move(variables)](const std::string& name) -> std::optional<std::string> {
+        const auto found = variables.find(name);
+        return found == variables.end() ? std::nullopt : std::optional(found->second);
+      });
+}
+
 TEST(Launcher, ReadsTorchrun) {
   const auto info = launch({{"RANK", "1"},
                             {"WORLD_SIZE", "4"},
@@ -475,6 +498,20 @@ TEST(Launcher, ReadsTorchrun) {
   EXPECT_EQ(info->rank, 1);
   EXPECT_EQ(info->world_size, 4);
   EXPECT_EQ(info->init_method, "tcp://10.0.0.7:29500");
+}
+
+TEST(Launcher, MeetsAtTheStoreOfTorchrunsAgent) {
+  std::map<std::string, std::string> variables{{"RANK", "1"},
+                                               {"WORLD_SIZE", "4"},
+                                               {"MASTER_ADDR", "10.0.0.7"},
+                                               {"MASTER_PORT", "29500"},
+                                               {"TORCHELASTIC_USE_AGENT_STORE", "True"}};
+  EXPECT_EQ(launch(variables)->init_method, "c10d://10.0.0.7:29500");
+  variables["GROUP_WORLD_SIZE"] = "2";
+  EXPECT_EQ(launch(variables)->init_method, "tcp://10.0.0.7:29501");
+  variables["TORCHELASTIC_USE_AGENT_STORE"] = "False";
+  EXPECT_EQ(launch(variables)->init_method, "tcp://10.0.0.7:29500");
+  EXPECT_TRUE(stitch::rpc::parse_tcp_method("c10d://[::1]:7")->c10d);
 }
 
 TEST(Launcher, ReadsSlurm) {
@@ -503,6 +540,56 @@ TEST(Launcher, ReadsOpenMpiAndMpich) {
   EXPECT_EQ(mpich->launcher, "MPICH");
   EXPECT_EQ(mpich->world_size, 2);
   EXPECT_FALSE(launch({}).has_value());
+}
+
+TEST(Launcher, OfAJobOfAnotherOneComesFirst) {
+  const std::map<std::string, std::string> slurm{
+      {"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "4"}, {"SLURM_JOB_ID", "77"}, {"SLURM_STEP_ID", "1"}};
+  const auto inside = [&](std::map<std::string, std::string> variables) {
+    variables.insert(slurm.begin(), slurm.end());
+    return variables;
+  };
+  const auto by_mpirun = inside({{"OMPI_COMM_WORLD_RANK", "3"},
+                                 {"OMPI_COMM_WORLD_SIZE", "4"},
+                                 {"OMPI_COMM_WORLD_LOCAL_SIZE", "4"},
+                                 {"PMIX_NAMESPACE", "prterun-7@1"}});
+  EXPECT_EQ(launch(by_mpirun)->launcher, "Open MPI");
+  EXPECT_EQ(launch(by_mpirun)->rank, 3);
+  EXPECT_EQ(job(by_mpirun), "prterun-7-1");
+  const auto by_mpich = inside({{"PMI_RANK", "3"}, {"PMI_SIZE", "8"}, {"MPI_LOCALNRANKS", "8"}});
+  EXPECT_EQ(launch(by_mpich)->launcher, "MPICH");
+  EXPECT_EQ(launch(by_mpich)->world_size, 8);
+  // srun's own variables of PMI.
+  const auto by_srun = inside({{"PMI_RANK", "0"}, {"PMI_SIZE", "4"}});
+  EXPECT_EQ(launch(by_srun)->launcher, "Slurm");
+  EXPECT_EQ(job(by_srun), "77-1");
+  EXPECT_EQ(job(inside({{"STITCH_JOB", "mine"}})), "mine");
+  EXPECT_EQ(job(inside({{"RANK", "0"}, {"TORCHELASTIC_RUN_ID", "none"}})), "");
+  EXPECT_EQ(job(inside({{"RANK", "0"}, {"TORCHELASTIC_RUN_ID", "r1"}})), "r1");
+  EXPECT_EQ(job({}), "");
+}
+
+// What the program says, no launcher has to say: its variables may be half there.
+TEST(Launcher, IsNotAskedForWhatIsKnown) {
+  const std::map<std::string, std::string> half{
+      {"SLURM_PROCID", "7"}, {"SLURM_NNODES", "x"}, {"MASTER_ADDR", "h"}};
+  EXPECT_EQ(error_with(half, {.world_size = 1}), "no error");
+  EXPECT_EQ(error_with(half, {.rank = 1, .world_size = 2, .init_method = "file:///tmp/x"}),
+            "no error");
+  EXPECT_EQ(error_with(half, {.rank = 1, .init_method = "file:///tmp/x"}),
+            "variable SLURM_NTASKS is not set, though SLURM_PROCID is");
+  EXPECT_EQ(error_with(half, {.world_size = 2, .init_method = "file:///tmp/x"}),
+            "SLURM_PROCID 7 does not fit a world of 2; ranks are 0 to world_size - 1");
+  EXPECT_EQ(error_with(half, {.rank = 1, .world_size = 2}),
+            "variable MASTER_PORT is not set, though MASTER_ADDR is");
+}
+
+TEST(Launcher, ALinkToAServiceOfKubernetesIsNoPort) {
+  const std::string link = "tcp://10.0.0.6:23456";
+  EXPECT_EQ(launch({{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}, {"MASTER_PORT", link}})->init_method, "");
+  EXPECT_EQ(error_with({{"MASTER_ADDR", "h"}, {"MASTER_PORT", link}}, {.rank = 1, .world_size = 2}),
+            "variable MASTER_PORT is a link to a service of Kubernetes, and no port, though "
+            "MASTER_ADDR is set");
 }
 
 TEST(Launcher, MeetsInTheUsersOwnFolderWhereThereIsOne) {

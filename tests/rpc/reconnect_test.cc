@@ -218,9 +218,9 @@ class Breakable final : public transport::Endpoint {
   std::vector<std::string> listen(Accept accept) override {
     return inner_->listen(std::move(accept));
   }
-  std::shared_ptr<transport::Connection> connect(const std::string& address,
+  std::shared_ptr<transport::Connection> connect(const std::string& address, transport::Wanted whom,
                                                  transport::ConnectionEvents events) override {
-    return inner_->connect(address, std::move(events));
+    return inner_->connect(address, whom, std::move(events));
   }
   void close() override { inner_->close(); }
   void join() override { inner_->join(); }

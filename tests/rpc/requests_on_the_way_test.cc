@@ -94,13 +94,13 @@ TEST(OneHost, IsThatOfWorkersOfOneKernel) {
   stitch::Options options;
   options.name = "self";
   options.world_size = 1;
-  const MemberRecord self = stitch::rpc::describe_this_worker(options);
+  const MemberRecord self = stitch::rpc::describe_this_worker(options, false);
   const auto one_host = [&](const MemberRecord& reader, const std::string& process,
                             const std::string& host) {
     MemberRecord other = self;
     other.process = process;
     other.host = host;
-    return stitch::rpc::Reach(options, reader)
+    return stitch::rpc::Reach(reader)
         .see({{"other", WorkerId(1), 1}, {}, other.encode()})
         .same_host;
   };

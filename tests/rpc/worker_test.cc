@@ -146,6 +146,18 @@ TEST(Worker, BarriersWaitForAllWorkers) {
   }
 }
 
+TEST(Worker, AWorldThatNeedsMoreDescriptorsThanAllowedIsRefused) {
+  stitch::Options options;
+  options.name = "a";
+  options.world_size = "1:2000000000";
+  options.store = stitch::transport::make_hash_store();
+  EXPECT_TRUE(stitch::testing::has_text(
+      stitch::testing::error_of([&] { static_cast<void>(stitch::init(options)); }),
+      stitch::ErrorCode::overloaded,
+      "a worker of a world of 2000000000 takes up to 2000000040 descriptors, and "
+      "this process may have "));
+}
+
 TEST(Worker, ALateWorkerFailsTheBarrierByName) {
   Cluster cluster(2, [](stitch::Options& options) { options.rpc_timeout = 50ms; });
   try {

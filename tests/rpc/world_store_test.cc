@@ -6,7 +6,6 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
-#include <future>
 #include <iterator>
 
 #include "stitch/rpc/world/world_keeper.h"
@@ -14,6 +13,7 @@
 #include "stitch/transport/store/file_store.h"
 #include "stitch/transport/store/prefix_store.h"
 #include "stitch/transport/store/tcp_store.h"
+#include "tests/support/forked_child.h"
 #include "tests/support/world_test.h"
 
 namespace world_store_test {
@@ -87,16 +87,15 @@ class WorldFile : public ::testing::Test {
             .init_timeout = 30s,
             .shutdown_timeout = 10s};
   }
-  // Whose world the file has; empty if it has none, or is not there.
-  [[nodiscard]] std::vector<std::string> live_names() const {
+  // The worker that keeps a world there; empty if none does.
+  [[nodiscard]] std::string keeper() const {
     if (!fs::exists(path_)) return {};
-    const auto text =
-        keys_of(stitch::transport::make_file_store(path_))->try_get(world_key::kWorld);
-    return text && !text->empty() ? WorldRecord::decode(*text).live_names()
-                                  : std::vector<std::string>{};
+    const auto claims = keys_of(stitch::transport::make_file_store(path_))
+                            ->claims(world_key::kKeeper, 1, Store::Timeout(0));
+    return claims.empty() ? "" : claims.begin()->second;
   }
-  [[nodiscard]] bool has(const std::vector<std::string>& names) const {
-    return eventually([&] { return live_names() == names; });
+  [[nodiscard]] bool is_kept() const {
+    return eventually([&] { return keeper().ends_with(" of a"); });
   }
 
   const TemporaryFolder temporary_;
@@ -104,16 +103,15 @@ class WorldFile : public ::testing::Test {
   const fs::path path_ = folder_ / "store";
 };
 
-TEST_F(WorldFile, ThatIsDeletedIsMadeAnewWithTheRecord) {
+TEST_F(WorldFile, ThatIsDeletedIsMadeAnew) {
   const Stderr printed;
   auto a = stitch::init(elastic("a"));
   for (int i = 0; i < 2; ++i) {
     fs::remove(path_);
-    EXPECT_TRUE(has({"a"}));
+    EXPECT_TRUE(is_kept());
   }
   auto b = stitch::init(elastic("b"));
   EXPECT_EQ(a.rpc_sync<two_times>("b", 21), 42) << "it is another world";
-  EXPECT_TRUE(has({"a", "b"}));
   EXPECT_EQ(printed.text(), "");
 }
 
@@ -125,12 +123,12 @@ TEST_F(WorldFile, WithoutAFolderIsSaidOnceAndLookedForAgain) {
       "file store at " +
       path_.string() + " cannot be opened: no such file or directory\n";
   for (int i = 0; i < 2; ++i) {
-    EXPECT_TRUE(has({"a"}));
+    EXPECT_TRUE(is_kept());
     fs::remove_all(folder_);
     EXPECT_TRUE(eventually([&] { return printed.count(line) == 1; }));
     fs::create_directory(folder_);
   }
-  EXPECT_TRUE(has({"a"}));
+  EXPECT_TRUE(is_kept());
   EXPECT_EQ(printed.text(), line);
 }
 
@@ -143,57 +141,59 @@ Options at_store(const std::string& name, std::shared_ptr<Store> store) {
           .store = std::move(store)};
 }
 
-TEST(WorldKeeper, OfALifeThatIsOverTheRecordHasNameIdAndEpochOnly) {
+// Of claims and answers, that is.
+TEST(WorldKeeper, LeavesNothingOfThoseThatHaveJoined) {
   const auto store = stitch::transport::make_hash_store();
   auto a = stitch::init(at_store("a", store));
+  const auto keys = keys_of(store);
+  const auto record = keys->try_get(world_key::kWorld);
+  for (int i = 1; i <= 3; ++i) {
+    auto b = stitch::init(at_store("b", store));
+    EXPECT_EQ(b.info(), (stitch::WorkerInfo{"b", stitch::WorkerId(1), std::uint64_t(i)}));
+    EXPECT_EQ(a.rpc_sync<two_times>("b", 4), 8);
+    b.shutdown();
+  }
+  EXPECT_TRUE(keys->claims(world_key::kMember, 1, Store::Timeout(0)).empty());
+  EXPECT_TRUE(eventually([&] {
+    return keys->try_get(world_key::kWorld) == WorldRecord{a.agent()->world()}.encode();
+  }));
+}
+
+// Another user of the store has written it.
+TEST(WorldKeeper, RefusesAClaimThatMakesNoSense) {
+  const auto store = stitch::transport::make_hash_store();
+  auto a = stitch::init(at_store("a", store));
+  const auto keys = keys_of(store);
+  const auto claim = keys->claim(std::string(world_key::kMember) + "x", "rubbish").claim;
+  const auto answer = WorldRecord::decode(keys->get(std::string(world_key::kAnswer) + "x", 20s));
+  EXPECT_TRUE(has_text(*answer.failure_of("x"), ErrorCode::invalid_argument,
+                       "the claim of another worker is not of a worker of stitch"));
   auto b = stitch::init(at_store("b", store));
-  const auto entry_of_b = [&]() -> std::optional<WorldRecord::Entry> {
-    const auto record = WorldRecord::decode(keys_of(store)->try_get(world_key::kWorld).value());
-    const auto* found = record.find("b");
-    return found == nullptr ? std::nullopt : std::optional(*found);
-  };
-  EXPECT_TRUE(eventually([&] { return entry_of_b() && entry_of_b()->live; }));
-  EXPECT_FALSE(entry_of_b()->card.record.empty());
-  b.shutdown();
-  EXPECT_TRUE(eventually([&] { return !entry_of_b()->live; }));
-  EXPECT_EQ(entry_of_b()->card, (stitch::rpc::MemberCard{{"b", stitch::WorkerId(1), 1}, {}, {}}));
-  auto again = stitch::init(at_store("b", store));
-  EXPECT_EQ(again.info(), (stitch::WorkerInfo{"b", stitch::WorkerId(1), 2}));
   EXPECT_EQ(a.rpc_sync<two_times>("b", 4), 8);
 }
 
-TEST(WorldKeeper, TheRecordOfAllNamesThatAWorldCanHaveFitsIntoAStore) {
-  constexpr std::size_t kName = 100;
-  WorldRecord record;
-  record.size = "1:8";
-  for (std::uint32_t id = 0; id < 65'536; ++id) {
-    std::string name = "worker" + std::to_string(id);
-    name.resize(kName, '-');
-    record.entries.push_back({{{name, stitch::WorkerId(id), 1}, {}, {}}, false});
-  }
-  EXPECT_LE(record.encode().size(), Store::kMaxValueBytes);
-}
-
 TEST(InitTimeout, BoundsInitAlsoWhereTheHostOfTheStoreHangs) {
-  using stitch::transport::TcpStoreServer;
   using Clock = std::chrono::steady_clock;
   constexpr auto kLimit = 2s;
-  constexpr int kPorts = 16;  // that workers look at
-  stitch::base::EventLoop loop("store server");
-  // The store is at a port after that of a server of another job, which is free for this.
-  const TcpStoreServer other(loop, {});
-  const auto port = static_cast<std::uint16_t>(std::min<int>(other.port(), 65536 - kPorts));
+  std::array<int, 2> pipe{};
+  ASSERT_EQ(::pipe(pipe.data()), 0);
+  stitch::testing::ForkedChild host([&] {
+    const stitch::transport::TcpStoreServer server({});
+    const std::uint16_t port = server.port();
+    if (::write(pipe[1], &port, sizeof(port)) != sizeof(port)) return;
+    std::this_thread::sleep_for(kLimit / 2);
+    ::raise(SIGSTOP);
+  });
+  std::uint16_t port = 0;
+  ASSERT_EQ(::read(pipe[0], &port, sizeof(port)), static_cast<ssize_t>(sizeof(port)));
+  for (const int end : pipe) ::close(end);
   const std::string method = "tcp://127.0.0.1:" + std::to_string(port);
-  const TcpStoreServer server(loop, {.port = port, .port_span = kPorts, .job = method});
   const auto began = Clock::now();
-  std::promise<void> release;
-  loop.call_at(began + kLimit / 2, [held = release.get_future().share()] { held.wait(); });
   const Error error = error_of([&] {
     auto worker = stitch::init(
         {.name = "b", .rank = 1, .world_size = 2, .init_method = method, .init_timeout = kLimit});
   });
   const auto took = Clock::now() - began;
-  release.set_value();
   EXPECT_TRUE(has_text(error, ErrorCode::timeout, "unknown, as the store does not answer"));
   EXPECT_GE(took, kLimit);
   EXPECT_LT(took, kLimit + OpenStore::kGraceTime + 1s);  // a second for the machine

@@ -62,6 +62,19 @@ TEST(IntervalSet, TakesInRunsAsIfNumberByNumber) {
   }
 }
 
+// A peer that leaves out every second number.
+TEST(IntervalSet, HasALimitedNumberOfRuns) {
+  IntervalSet intervals;
+  const std::uint64_t last = 2 * IntervalSet::kMaxRuns + 5'000;
+  for (std::uint64_t value = 0; value <= last; value += 2) intervals.insert(value);
+  EXPECT_EQ(intervals.runs(), IntervalSet::kMaxRuns);
+  EXPECT_TRUE(intervals.contains(1));
+  EXPECT_FALSE(intervals.contains(last - 1));
+  EXPECT_TRUE(intervals.insert(last - 1));
+  intervals.insert_run(last + 2, last + 3);
+  EXPECT_EQ(intervals.runs(), IntervalSet::kMaxRuns);
+}
+
 TEST(IntervalSet, NamesWhatIsMissing) {
   std::mt19937_64 random(9);
   for (int round = 0; round < 300; ++round) {

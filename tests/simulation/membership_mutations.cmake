@@ -20,8 +20,8 @@ stitch_mutated_copy(membership rpc/membership/membership_protocol.cc
   [[  if (!entry.alive()) return;
   const Error reason]]
     [[  if (!entry.alive() && !mistake("declares_twice")) return; const Error reason]]
-  [[        mark_left(*entry, now, effects);]]
-    [[        if (!mistake("takes_a_leaver_for_dead")) mark_left(*entry, now, effects);]]
+  [[      if (notice.about == from) mark_left]]
+    [[      if (notice.about == from && !mistake("takes_a_leaver_for_dead")) mark_left]]
   [[    if (entry.asked == lost.id) {]] [[    if (entry.asked == lost.id && !mistake("asks_only_once")) {]]
   [[  if (!entry.unreachable) return false;]]
     [[  if (!entry.unreachable || mistake("keeps_whom_it_cannot_reach")) return false;]]

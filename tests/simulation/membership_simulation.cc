@@ -237,7 +237,7 @@ class Faults final : public World {
   }
 
   // Every worker that can be reached and runs knows the new one when it is welcome.
-  void check_welcome(const Node& sponsor, const Notice& welcome) override {
+  void check_welcome(const Node& sponsor, const WorkerInfo& joiner) override {
     if (options_.stops + options_.short_stops + options_.partitions + options_.cuts +
             options_.blocks + options_.pauses + options_.isolations + options_.returns >
         0)
@@ -245,8 +245,8 @@ class Faults final : public World {
     for (const auto& node : nodes_) {
       if (!node->takes_part() || node->leaving || node->frozen || node.get() == &sponsor) continue;
       if (sponsor.protocol.state(node->info()) != LifeState::alive) continue;
-      if (!node->protocol.state(welcome.about))
-        fail(welcome.about, " is welcome before ", node->info(), " knows");
+      if (!node->protocol.state(joiner))
+        fail(joiner, " is welcome before ", node->info(), " knows");
     }
   }
   // One that is over is noticed by all others in time, also where none has a connection to it.
@@ -317,7 +317,7 @@ class Faults final : public World {
             !alive_at(*a, b->info()))
           return fail(pair, ": both run and do not know each other");
         if (link(*a, *b).state == Link::State::bound &&
-            a->protocol.digest() != b->protocol.digest())
+            a->protocol.digests() != b->protocol.digests())
           return fail(pair, ": they are connected and disagree about others");
       }
     }

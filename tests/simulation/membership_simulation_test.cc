@@ -59,7 +59,7 @@ TEST(MembershipSimulation, OnlyTheLastLifeOfAWorkerIsKept) {
   const KnownLife last[] = {{self}, {life(kRestarts)}, {sponsor}};
   Protocol fresh(self, {});
   fresh.start(last);
-  EXPECT_EQ(protocol.digest(), fresh.digest());
+  EXPECT_EQ(protocol.digests(), fresh.digests());
   const auto accepted = [&](const WorkerInfo& from) {
     const Notice dead{Notice::Step::dead, sponsor.info, from, "it was killed"};
     return !protocol.on_notice(from, dead, now).events.empty();

@@ -29,7 +29,7 @@ inline constexpr Ms kHeartbeatTimeout{1500};
 struct Frame {
   enum class Kind { work, heartbeat, notice } kind = Kind::work;
   Notice notice{};
-  std::uint64_t digest = 0;
+  Digests digests{};
 };
 
 // One life of a worker.
@@ -73,7 +73,7 @@ class World : public simulation::History {
   // ---- the rules, and what may follow
   virtual void check_verdict(const Node& at, const MembershipProtocol::Event& event,
                              const Node& subject) = 0;
-  virtual void check_welcome(const Node& sponsor, const Notice& welcome) = 0;
+  virtual void check_welcome(const Node& sponsor, const WorkerInfo& joiner) = 0;
   virtual void fail_early(Node& victim) = 0;
   [[nodiscard]] virtual bool decides(const Node& node) = 0;
 
@@ -208,7 +208,7 @@ class World : public simulation::History {
     note(to.info(), " reads from ", from.info());
     Effects effects;
     if (frame.kind == Frame::Kind::heartbeat)
-      effects = to.protocol.on_heartbeat(from.info(), frame.digest, now_);
+      effects = to.protocol.on_heartbeat(from.info(), frame.digests, now_);
     if (frame.kind == Frame::Kind::notice)
       effects = to.protocol.on_notice(from.info(), frame.notice, now_);
     if (state && *state != LifeState::alive && !effects.empty())
@@ -286,7 +286,7 @@ class World : public simulation::History {
       if (other.get() == &node) continue;
       const Link& between = link(node, *other);
       if (between.state == Link::State::bound && !between.ends.at(node.index).lost)
-        send(node, *other, {Frame::Kind::heartbeat, {}, node.protocol.digest()});
+        send(node, *other, {Frame::Kind::heartbeat, {}, node.protocol.digests()});
     }
   }
   std::vector<MembershipProtocol::Link> links_of(Node& node) {
@@ -373,29 +373,33 @@ class World : public simulation::History {
         probe(node, *other, std::chrono::duration_cast<Ms>(each.limit));
     }
     for (const auto& answer : effects.answers) {
-      Node* joiner = node_of(answer.notice.about);
-      if (joiner == nullptr || !reaches(node, *joiner)) continue;
-      if (answer.notice.step == Notice::Step::welcome) check_welcome(node, answer.notice);
-      at(now_ + delay(), [this, joiner, notice = answer.notice] {
-        if (!joiner->running || joiner->stopped || joiner->member || joiner->refused) return;
-        if (notice.step == Notice::Step::refusal) {
-          count("refused");
-          joiner->refused = true;
-          end_process(*joiner);
-          return;
-        }
-        count("welcomed");
-        joiner->member = true;
-        perform(*joiner, joiner->protocol.on_welcome(notice, now_));
-        schedule_tick(*joiner);
-        schedule_work(*joiner);
-        if (early_joins_ > 0 && pick(2) == 0) {
-          --early_joins_;
-          fail_early(*joiner);
-        }
-      });
+      Node* joiner = node_of(answer.joiner);
+      if (joiner != nullptr && !answer.elsewhere) tell(node, *joiner, answer.refusal.has_value());
     }
     if (effects.leave_done && node.leaving) end_process(node);
+  }
+  // By way of the store.
+  void tell(Node& sponsor, Node& to, bool refused) {
+    if (!reaches(sponsor, to)) return;
+    if (!refused) check_welcome(sponsor, to.info());
+    at(now_ + delay(), [this, &to, refused, by = sponsor.info(), lives = sponsor.protocol.lives()] {
+      if (!to.running || to.stopped || to.member || to.refused) return;
+      if (refused) {
+        count("refused");
+        to.refused = true;
+        end_process(to);
+        return;
+      }
+      count("welcomed");
+      to.member = true;
+      perform(to, to.protocol.on_lives(lives, by, now_));
+      schedule_tick(to);
+      schedule_work(to);
+      if (early_joins_ > 0 && pick(2) == 0) {
+        --early_joins_;
+        fail_early(to);
+      }
+    });
   }
   void report(Node& node, Node& about, Ms after, std::optional<bool> answered, Time deadline) {
     at(now_ + after, [this, &node, &about, answered, deadline] {
@@ -480,7 +484,10 @@ class World : public simulation::History {
       at(now_ + delay(), [this, &joiner, &asked] {
         if (!asked.running || asked.stopped || !joiner.running || joiner.member) return;
         const std::uint64_t ticket = (joiner.index << 16) + ++joiner.tickets;
-        perform(asked, asked.protocol.on_join(ticket, {joiner.info(), {}, {}}, now_));
+        // Its former sponsor has ended before it answered.
+        if (alive_at(asked, joiner.info()) && node_of(joiner.info()) == &joiner)
+          return tell(asked, joiner, false);
+        perform(asked, asked.protocol.admit(ticket, {joiner.info(), {}, {}}, now_));
       });
     }
     at(now_ + Ms(there ? 6000 : 200), [this, &joiner, first] { ask_to_join(joiner, first + 1); });

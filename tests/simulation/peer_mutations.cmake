@@ -36,10 +36,10 @@ stitch_mutated_copy(peer rpc/agent/peer.cc
   [[  if (broken_ && !bound_ && now - broken_->since >= grace_)]]
     [[  if (broken_ && !bound_ && now - broken_->since >= grace_ && !mistake("never_gives_up"))]]  # the grace time
   [[  if (closing_ || grace_ <= Clock::duration::zero() || is_self() ||]] [[@ mistake("gives_up_at_once") ||]]  # the same
-  [[  const bool ended = worth_trying && std::ranges::all_of(addresses_, dead);]]
+  [[  const bool ended = std::ranges::all_of(addresses_, dead);]]
     [[  const bool ended =
-      worth_trying && (std::ranges::all_of(addresses_, dead) ||
-                       (mistake("takes_one_address_for_all") && std::ranges::any_of(addresses_, dead)));]]  # no process listens at one, others are not asked
+      std::ranges::all_of(addresses_, dead) ||
+      (mistake("takes_one_address_for_all") && std::ranges::any_of(addresses_, dead));]]  # no process listens at one, others are not asked
   [[  if (failure_) {]]
     [[  if (mistake("names_no_address")) {
     // Nothing.

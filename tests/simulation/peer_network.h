@@ -219,6 +219,8 @@ class SimulatedNetwork : public simulation::History {
     if (listener == listeners_.end())
       return refuse("no process listens", client->address.front() != 'c');
     LineEndpoint* const endpoint = listener->second;
+    if (!client->whom_.is(hosts_[endpoint->host_].hello))
+      return refuse("another worker answers", false);
     const std::string address = client->address;
     add(now_, {endpoint->host_, nullptr, false, [this, client, address] {
                  const auto found = listeners_.find(address);
@@ -441,6 +443,7 @@ class SimulatedNetwork : public simulation::History {
     SimulatedNetwork& network_;
     transport::ConnectionEvents events_;
     transport::Hello peer_;
+    transport::Wanted whom_;  // of the side that connects
     std::weak_ptr<Line> other_;
     bool accepted_ = false;
     bool open_ = false;
@@ -471,11 +474,13 @@ class SimulatedNetwork : public simulation::History {
       return {address_};
     }
     std::shared_ptr<transport::Connection> connect(const std::string& address,
+                                                   transport::Wanted whom,
                                                    transport::ConnectionEvents events) override {
       ++network_.attempts_;
       network_.others_go_on();
       if (!network_.calm_ && network_.one_in(200)) throw gone(address + ": no descriptor is left");
       const LinePtr line = network_.make_line(host_, address, std::move(events));
+      line->whom_ = whom;
       network_.add(
           network_.now_ + network_.delay(),
           {kNoHost - 1, nullptr, false, [&network = network_, line] { network.connect(line); }});

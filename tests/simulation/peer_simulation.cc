@@ -140,9 +140,7 @@ class World final : public SimulatedNetwork {
     events.call_at = [this, host = worker.host](auto when, auto task) {
       call_at(when, host, std::move(task));
     };
-    events.on_stranger = [](const auto& connection, const auto&, const auto&) {
-      connection->close(Error(ErrorCode::disconnected, "no stranger is wanted"));
-    };
+    events.on_notice = [](const auto&, const auto&, bool) {};
     events.deadline = [](std::uint64_t call) {
       return call % 2 == 0 ? std::optional(PeerTable::Clock::time_point::max()) : std::nullopt;
     };
@@ -424,7 +422,9 @@ class World final : public SimulatedNetwork {
     intruders_.push_back(endpoint(host, worker.addresses.front().front()));
     auto events = stranger_events(pick(4), random_() | 1, note_of(kEvil, false));
     try {
-      static_cast<void>(intruders_.back()->connect(worker.addresses.front(), std::move(events)));
+      static_cast<void>(intruders_.back()->connect(worker.addresses.front(),
+                                                   {worker.info.id.value(), worker.info.epoch},
+                                                   std::move(events)));
     } catch (const Error&) {
       // It has no descriptor left.
     }

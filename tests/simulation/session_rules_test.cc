@@ -222,13 +222,13 @@ TEST_F(Sessions, AskOnceForAnAcknowledgmentAndNotForHeartbeats) {
 }
 
 TEST_F(Sessions, SendOneHeartbeatAtATimeAndKeepNone) {
-  session.beat(7);
+  session.beat({7});
   const auto connection = attach(1);
-  session.beat(8);
-  session.beat(9);
+  session.beat({8});
+  session.beat({9});
   EXPECT_EQ(connection->count(wire::kHeartbeat), 1u) << "the one before has not been written";
   connection->finish(std::nullopt);
-  session.beat(10);
+  session.beat({10});
   EXPECT_EQ(connection->count(wire::kHeartbeat), 2u);
   connection->finish(std::nullopt);
   EXPECT_EQ(session.statistics().kept_messages, 0u);

@@ -1,4 +1,6 @@
 // stitch-run --diagnose on dumps that are made up, damaged or hostile.
+#include <sys/stat.h>
+
 #include "tests/support/plain_test.h"
 #include "tests/support/running_command.h"
 
@@ -238,11 +240,34 @@ TEST_F(Diagnose, RefusesAFolderWithoutDumps) {
   EXPECT_EQ(nothing.err(), "stitch-run: --diagnose needs the folder that the dumps are in\n");
 }
 
+// Of another user, who has planted links to a file of this one's, and text for a shell.
+TEST_F(Diagnose, APlantedFolderIsRefusedAndALinkInItIsNotFollowed) {
+  const auto victim = folder_.path() / "profile";
+  put("profile", "mine");
+  put("a.json", dump("$(touch pwned)", made("b`touch pwned`", "f;\\ntouch pwned", 12.1)));
+  ASSERT_EQ(::chmod(folder_.path().c_str(), 0777), 0);
+  const Result refused = run();
+  EXPECT_NE(refused.status, 0);
+  EXPECT_NE(refused.err.find("cannot be believed: other users may write in it"), std::string::npos)
+      << refused.err;
+  ASSERT_EQ(::chmod(folder_.path().c_str(), 0700), 0);
+  for (const char* name : {"waits.dot", "waits.svg"})
+    std::filesystem::create_symlink(victim, folder_.path() / name);
+  EXPECT_EQ(run().status, 0);
+  std::ifstream in(victim);
+  EXPECT_EQ(std::string((std::istreambuf_iterator<char>(in)), {}), "mine");
+  EXPECT_TRUE(std::filesystem::is_regular_file(
+      std::filesystem::symlink_status(folder_.path() / "waits.dot")));
+}
+
 TEST_F(Diagnose, PrintsNoControlCharactersOfADump) {
-  put("a.json", dump("a", made("b", R"(f\u001b[2J)", 1)));
+  put("a.json", dump("a", made("b", R"(f\u001b[2J\u009b)", 1)));
   const Result result = run();
   EXPECT_EQ(result.out.find('\x1b'), std::string::npos);
-  EXPECT_NE(result.out.find("call f?[2J() since"), std::string::npos) << result.out;
+  EXPECT_NE(result.out.find("call f?[2J?"
+                            "?() since"),
+            std::string::npos)
+      << result.out;
 }
 
 // A chain that leads back to itself ends.

@@ -94,6 +94,33 @@ TEST_F(StitchRun, HidesTheVariablesOfOtherLaunchers) {
   EXPECT_EQ(result.out, "[worker0] ||0\n");
 }
 
+TEST_F(StitchRun, MakesASecretAndANameForEachRun) {
+  const auto run_with = [&](std::vector<std::string> command) {
+    command.insert(command.end(), {STITCH_RUN, "-n", "2", "--no-prefix", "sh", "-c",
+                                   "echo \"$STITCH_JOB\"; echo \"${STITCH_SECRET-}\"; "
+                                   "test -z \"${STITCH_SECRET_FILE-}\" || echo \"$(cat "
+                                   "$STITCH_SECRET_FILE) $(stat -c %a $STITCH_SECRET_FILE)\""});
+    const Result result = run(command);
+    EXPECT_EQ(result.status, 0) << result.err;
+    return sorted_lines(result.out);
+  };
+  const std::vector<std::string> alone{"env", "-u", "STITCH_SECRET", "-u", "STITCH_SECRET_FILE"};
+  const auto one = run_with(alone);
+  const auto other = run_with(alone);
+  ASSERT_EQ(one.size(), 6U);
+  EXPECT_EQ(one[2], one[3]);  // the job; before them the two that are no secrets
+  EXPECT_NE(one[2], other[2]);
+  EXPECT_EQ(one[4], one[5]);
+  EXPECT_NE(one[4], other[4]);
+  EXPECT_TRUE(one[4].starts_with("stitch-random:")) << one[4];
+  EXPECT_EQ(one[4].size(), std::string("stitch-random:").size() + 64 + 4);
+  EXPECT_TRUE(one[4].ends_with(" 600")) << one[4];
+  // The user's own.
+  const auto given = run_with({"env", "-u", "STITCH_SECRET_FILE", "STITCH_SECRET=mine"});
+  EXPECT_EQ(given.size(), 4U);
+  EXPECT_EQ(std::ranges::count(given, "mine"), 2);
+}
+
 TEST_F(StitchRun, DividesTheProcessorsUnlessOmpNumThreadsIsSet) {
   EXPECT_EQ(run(shell({"-n", "100"}, "exit 0")).status, 0);
   EXPECT_EQ(run({"env", "-u", "OMP_NUM_THREADS", STITCH_RUN, "-n", "64", "sh", "-c",

@@ -87,7 +87,7 @@ class EndpointContract : public ::testing::TestWithParam<EndpointKind> {
     const auto addresses =
         pair.server_endpoint->listen([server = pair.server] { return server->events(); });
     ASSERT_FALSE(addresses.empty());
-    pair.to_server = pair.client_endpoint->connect(addresses.front(), pair.client->events());
+    pair.to_server = pair.client_endpoint->connect(addresses.front(), {1}, pair.client->events());
   }
   std::unique_ptr<Pair> connected() {
     auto pair = make_pair();

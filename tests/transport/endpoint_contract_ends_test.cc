@@ -12,7 +12,7 @@ TEST_P(EndpointContract, ConnectingToItselfWorks) {
   const auto in = std::make_shared<Recorder>();
   const auto out = std::make_shared<Recorder>();
   const auto addresses = endpoint->listen([&] { return in->events(); });
-  endpoint->connect(addresses.front(), out->events())->send(make_message("me"), out->done());
+  endpoint->connect(addresses.front(), {1}, out->events())->send(make_message("me"), out->done());
   ASSERT_TRUE(in->wait_messages(1));
   EXPECT_EQ(in->take_texts().front(), "me");
 }
@@ -20,7 +20,7 @@ TEST_P(EndpointContract, ConnectingToItselfWorks) {
 TEST_P(EndpointContract, ConnectingToNothingReportsTheAddress) {
   auto endpoint = make(options(1, "alone"));
   const auto recorder = std::make_shared<Recorder>();
-  const auto connection = endpoint->connect(GetParam().dead_address, recorder->events());
+  const auto connection = endpoint->connect(GetParam().dead_address, {1}, recorder->events());
   connection->send(make_message("lost"), recorder->done());
   ASSERT_TRUE(recorder->wait_closed());
   EXPECT_EQ(recorder->closed_code(), ErrorCode::disconnected);
@@ -40,7 +40,7 @@ TEST_P(EndpointContract, MalformedAddressesAreReportedLikeUnreachableOnes) {
         "uv://127.0.0.1:99999999999", "uv://[::1", "ibv://127.0.0.1:4", "loopback:", "loopback:x",
         "shm://no\nsuch", "tcp://", "tcp://127.0.0.1", "tcp://localhost:1"}) {
     const auto recorder = std::make_shared<Recorder>();
-    endpoint->connect(address, recorder->events());
+    endpoint->connect(address, {1}, recorder->events());
     ASSERT_TRUE(recorder->wait_closed()) << address;
     EXPECT_EQ(recorder->closed_code(), ErrorCode::disconnected) << address;
     EXPECT_NE(recorder->closed_text().find(address), std::string::npos) << recorder->closed_text();
@@ -137,7 +137,7 @@ TEST_P(EndpointContract, AClosedEndpointTakesNothingNew) {
   endpoint->close();
   for (int joined = 0; joined < 2; ++joined) {
     const auto recorder = std::make_shared<Recorder>();
-    endpoint->connect(GetParam().dead_address, recorder->events())
+    endpoint->connect(GetParam().dead_address, {1}, recorder->events())
         ->send(make_message("m"), recorder->done());
     ASSERT_TRUE(recorder->wait_closed());
     ASSERT_TRUE(recorder->wait_sends_done());
@@ -253,9 +253,9 @@ TEST_P(EndpointContract, MessagesOverTheLimitsCloseOnlyTheirConnection) {
     auto client_endpoint = make(options(2, "client"));
     const auto good = std::make_shared<Recorder>();
     const auto bad = std::make_shared<Recorder>();
-    const auto good_connection = client_endpoint->connect(addresses.front(), good->events());
+    const auto good_connection = client_endpoint->connect(addresses.front(), {1}, good->events());
     ASSERT_TRUE(accepted[0]->wait_open());
-    const auto bad_connection = client_endpoint->connect(addresses.front(), bad->events());
+    const auto bad_connection = client_endpoint->connect(addresses.front(), {1}, bad->events());
     Message fits = make_message(std::string(1000, 'f'));
     fits.buffers.push_back(make_filled_buffer(2000, 1));
     bad_connection->send(std::move(fits), bad->done());

@@ -51,6 +51,25 @@ TEST_P(EndpointContract, SendsBeforeTheHandshakeArriveFirstAndInOrder) {
   for (int i = 0; i < 100; ++i) ASSERT_EQ(texts[i], std::to_string(i));
 }
 
+// A worker binds before it knows its world, and others connect as soon as they know that.
+TEST_P(EndpointContract, APeerThatConnectsBeforeItListensWaits) {
+  EndpointOptions unknown = options(1, "server");
+  const Hello self = std::exchange(unknown.self, {});
+  auto pair = make_pair(std::move(unknown), options(2, "client"));
+  const auto bound = pair->server_endpoint->bind();
+  ASSERT_FALSE(bound.empty());
+  pair->to_server = pair->client_endpoint->connect(bound.front(), {1}, pair->client->events());
+  pair->to_server->send(make_message("early"), pair->client->done());
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));  // nothing tells that it waits
+  EXPECT_FALSE(pair->client->open());
+  pair->server_endpoint->become(self, {bound.front()});
+  EXPECT_EQ(pair->server_endpoint->listen([server = pair->server] { return server->events(); }),
+            std::vector<std::string>{bound.front()});
+  EXPECT_TRUE(pair->client->wait_open()) << pair->client->closed_text();
+  EXPECT_EQ(pair->client->peer().name, "server");
+  EXPECT_TRUE(pair->server->wait_messages(1));
+}
+
 TEST_P(EndpointContract, CarriesEmptyAndLargeFrames) {
   const auto pair = connected();
   std::vector<std::string> texts{
@@ -266,7 +285,7 @@ TEST_P(EndpointContract, OneEndpointHoldsManyConnections) {
   std::vector<std::shared_ptr<Recorder>> recorders;
   for (int i = 0; i < 10; ++i) {
     recorders.push_back(std::make_shared<Recorder>());
-    client->connect(addresses.front(), recorders.back()->events())
+    client->connect(addresses.front(), {1}, recorders.back()->events())
         ->send(make_message(std::to_string(i)), recorders.back()->done());
   }
   for (int i = 0; i < 10; ++i) {

@@ -1,4 +1,5 @@
 #include "stitch/transport/wire/frame.h"
+#include "stitch/transport/wire/record.h"
 #include "tests/support/plain_test.h"
 
 namespace stitch::transport::frame_test {
@@ -72,6 +73,16 @@ TEST(Frame, CarriesTheNumbersOfASession) {
   EXPECT_EQ(numbers->received[1], 7U);
   EXPECT_EQ(FrameView(message).kind(), 7) << "and stays whole";
   EXPECT_FALSE(numbers_of(base::Bytes(63)));
+}
+
+TEST(Frame, IsNotMadeWithMoreSectionsThanAReaderTakes) {
+  FrameBuilder builder(7);
+  builder.end_body();
+  for (std::size_t i = 0; i < FrameView::kMaxSections; ++i) builder.add_section(1, {});
+  EXPECT_EQ(stitch::testing::error_of([&] { builder.add_section(1, {}); }).code(),
+            ErrorCode::out_of_range);
+  const Message message = std::move(builder).finish();
+  EXPECT_EQ(FrameView(message).sections().size(), FrameView::kMaxSections);
 }
 
 TEST(Frame, CarriesKindBodySectionsAndBuffers) {
@@ -205,6 +216,18 @@ TEST(FrameChecks, NameTheFieldAndBothValues) {
     Message m = copy(good);
     poke<std::uint32_t>(m, 32, 0xffffffffU);
     EXPECT_NE(problem_of(m).find("buffer table of 4294967295 entries"), std::string::npos);
+  }
+  {
+    FrameBuilder builder(7);
+    builder.body().resize(FrameBuilder::kHeaderBytes + (kMaxBuffers + 1) * 16);
+    Message m = std::move(builder).finish();
+    poke<std::uint32_t>(m, 20, 64U);
+    poke<std::uint32_t>(m, 28, 257U);
+    EXPECT_NE(problem_of(m).find("section table of 257 entries"), std::string::npos);
+    poke<std::uint32_t>(m, 28, 0U);
+    poke<std::uint32_t>(m, 24, 64U);
+    poke<std::uint32_t>(m, 32, static_cast<std::uint32_t>(kMaxBuffers + 1));
+    EXPECT_NE(problem_of(m).find("buffer table of 1048577 entries"), std::string::npos);
   }
   {
     Message m = copy(good);

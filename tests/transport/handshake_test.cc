@@ -31,10 +31,9 @@ std::span<const std::byte> bytes_of(std::string_view text) {
 // The connecting and the accepting side, and the messages of each.
 struct Sides {
   Sides(Handshake::Terms of_connecting, Handshake::Terms of_accepting,
-        Handshake::Check check = nullptr)
-      : connecting(make_hello(1, "left"), Role::connecting, std::move(of_connecting),
-                   std::move(check)),
-        accepting(make_hello(2, "right"), Role::accepting, std::move(of_accepting)) {}
+        Handshake::Check check = nullptr, Wanted wanted = {2, 7})
+      : connecting(make_hello(1, "left"), wanted, std::move(of_connecting), std::move(check)),
+        accepting(make_hello(2, "right"), std::nullopt, std::move(of_accepting)) {}
   Handshake connecting;
   Handshake accepting;
   std::vector<std::string> said_by_connecting;
@@ -100,7 +99,6 @@ TEST(Handshake, BothSidesFindTheSameKeysAndOtherOnesEveryTime) {
   EXPECT_TRUE(one.from_accepting.equals(two.from_accepting.span()));
   EXPECT_FALSE(one.from_accepting.equals(one.from_connecting.span()));
   EXPECT_FALSE(one.from_connecting.equals(again.connecting.keys()->from_connecting.span()));
-  EXPECT_EQ(one.encryption, Encryption::on);
   EXPECT_EQ(one.cipher == Cipher::aes256_gcm, has_aes_instructions());
 }
 
@@ -112,8 +110,8 @@ TEST(Handshake, WithoutEncryptionThereAreNoKeys) {
 }
 
 TEST(Handshake, TakesAFreshNonceAndKeyEveryTime) {
-  Handshake one(make_hello(1, "left"), Role::connecting, terms("s"));
-  Handshake two(make_hello(1, "left"), Role::connecting, terms("s"));
+  Handshake one(make_hello(1, "left"), Wanted{2, 7}, terms("s"));
+  Handshake two(make_hello(1, "left"), Wanted{2, 7}, terms("s"));
   const base::Bytes first_words = one.greeting();
   const base::Bytes second_words = two.greeting();
   const Greeting first = decode_greeting(first_words.span());
@@ -123,8 +121,8 @@ TEST(Handshake, TakesAFreshNonceAndKeyEveryTime) {
 }
 
 TEST(Handshake, AnUnauthenticatedPeerLearnsNeitherNameNorProof) {
-  Handshake self(make_hello(0x5a5a5a5a, "parameter-server"), Role::accepting, terms("s"));
-  Handshake stranger(make_hello(2, "thief"), Role::connecting, terms("guess"));
+  Handshake self(make_hello(0x5a5a, "parameter-server"), std::nullopt, terms("s"));
+  Handshake stranger(make_hello(2, "thief"), Wanted{0x5a5a}, terms("guess"));
   std::string heard = Sides::text(self.greeting());
   for (const base::Bytes& answer : self.receive(stranger.greeting().span()))
     heard += Sides::text(answer);
@@ -134,7 +132,7 @@ TEST(Handshake, AnUnauthenticatedPeerLearnsNeitherNameNorProof) {
   }
   EXPECT_EQ(self.state(), State::refused);
   EXPECT_EQ(heard.find("parameter-server"), std::string::npos);
-  EXPECT_EQ(heard.find("ZZZZ"), std::string::npos);  // its id
+  EXPECT_EQ(heard.find("ZZ"), std::string::npos);  // its id
   EXPECT_NE(heard.find("does not know the secret of this worker"), std::string::npos);
 }
 
@@ -163,8 +161,7 @@ TEST(Handshake, UnequalTermsAreRefusedOnBothSidesNamingBoth) {
             ErrorCode::unauthenticated},
            {terms("s", Encryption::off), terms("s"),
             "peer has encryption \"off\", this worker \"on\"", ErrorCode::protocol},
-           {terms("s", Encryption::integrity), terms("s"),
-            "peer has encryption \"integrity\", this worker \"on\"", ErrorCode::protocol}}) {
+       }) {
     Sides sides(each.connecting, each.accepting);
     sides.exchange();
     ASSERT_EQ(sides.connecting.state(), State::refused);
@@ -177,10 +174,10 @@ TEST(Handshake, UnequalTermsAreRefusedOnBothSidesNamingBoth) {
 }
 
 TEST(Handshake, OtherWorldsAreRefusedNamingBoth) {
-  Handshake left(make_hello(1, "left"), Role::connecting, terms("s"));
+  Handshake left(make_hello(1, "left"), Wanted{2, 7}, terms("s"));
   Hello other = make_hello(2, "right");
   other.world = 43;
-  Handshake right(other, Role::accepting, terms("s"));
+  Handshake right(other, std::nullopt, terms("s"));
   const auto introduction = left.receive(right.greeting().span());
   static_cast<void>(right.receive(left.greeting().span()));
   static_cast<void>(right.receive(introduction.at(0).span()));
@@ -188,6 +185,68 @@ TEST(Handshake, OtherWorldsAreRefusedNamingBoth) {
   EXPECT_EQ(right.error().code(), ErrorCode::protocol);
   EXPECT_STREQ(right.error().what(),
                "peer \"left\" (id 1) belongs to world 42, worker \"right\" to world 43");
+}
+
+TEST(Handshake, OpensOnlyToTheWorkerAndTheLifeThatIsWanted) {
+  for (const std::string secret : {"s", ""}) {
+    for (const Wanted wanted : {Wanted{2, 7}, {2, 0}, {3, 7}, {2, 8}, {2, 6}}) {
+      Sides sides(terms(secret), terms(secret), nullptr, wanted);
+      sides.exchange();
+      const bool right = wanted.id == 2 && (wanted.epoch == 0 || wanted.epoch == 7);
+      EXPECT_EQ(sides.accepting.state(), right ? State::open : State::refused);
+      EXPECT_EQ(sides.connecting.state(), right ? State::open : State::refused);
+      if (right) continue;
+      for (const Handshake* each : {&sides.connecting, &sides.accepting})
+        EXPECT_EQ(each->error().code(), ErrorCode::disconnected);
+      EXPECT_EQ(sides.accepting.error().what(),
+                "worker id " + std::to_string(wanted.id) + ", epoch " +
+                    std::to_string(wanted.epoch) +
+                    " is wanted, worker \"right\" (id 2, epoch 7) answers");
+    }
+  }
+}
+
+// The connecting side called worker 3; who listens there passes its words on to worker 2.
+TEST(Handshake, ARelayedIntroductionOpensNothing) {
+  for (const std::string secret : {"s", ""}) {
+    for (const Encryption encryption : {Encryption::on, Encryption::off}) {
+      Handshake caller(make_hello(1, "caller"), Wanted{3}, terms(secret, encryption));
+      Handshake victim(make_hello(2, "victim"), std::nullopt, terms(secret, encryption));
+      const auto introduction = caller.receive(victim.greeting().span());
+      static_cast<void>(victim.receive(caller.greeting().span()));
+      static_cast<void>(victim.receive(introduction.at(0).span()));
+      static_cast<void>(victim.receive(encode_acceptance(Key()).span()));
+      EXPECT_EQ(victim.state(), State::refused);
+    }
+  }
+}
+
+// Also where the introduction is for this worker: the last message is the connecting side's own.
+TEST(Handshake, NothingButTheConnectingSidesAcceptanceOpensTheAcceptingSide) {
+  for (const Encryption encryption : {Encryption::on, Encryption::off}) {
+    const auto begun = [&] {
+      auto sides = std::make_unique<Sides>(terms("s", encryption), terms("s", encryption));
+      const auto introduction = sides->connecting.receive(sides->accepting.greeting().span());
+      static_cast<void>(sides->accepting.receive(sides->connecting.greeting().span()));
+      const auto answer = sides->accepting.receive(introduction.at(0).span());
+      EXPECT_EQ(sides->accepting.state(), State::acceptance);
+      sides->said_by_connecting = {
+          Sides::text(sides->connecting.receive(answer.at(0).span()).at(0))};
+      return sides;
+    };
+    const std::string of_another = begun()->said_by_connecting[0];
+    for (const std::string& words :
+         {Sides::text(encode_acceptance(Key())), Sides::text(encode_acceptance(Key::random())),
+          std::string("STOK"), of_another}) {
+      const auto sides = begun();
+      static_cast<void>(sides->accepting.receive(bytes_of(words)));
+      EXPECT_EQ(sides->accepting.state(), State::refused);
+      EXPECT_FALSE(sides->accepting.keys());
+    }
+    const auto sides = begun();
+    static_cast<void>(sides->accepting.receive(bytes_of(sides->said_by_connecting[0])));
+    EXPECT_EQ(sides->accepting.state(), State::open);
+  }
 }
 
 TEST(Handshake, TheConnectingSideRefusesAPeerThatFailsItsCheck) {
@@ -204,10 +263,10 @@ TEST(Handshake, TheConnectingSideRefusesAPeerThatFailsItsCheck) {
 }
 
 TEST(Handshake, ARefusalReachesThePeerWithItsText) {
-  Handshake left(make_hello(1, "left"), Role::connecting, terms(""));
+  Handshake left(make_hello(1, "left"), Wanted{2, 7}, terms(""));
   std::vector<base::Bytes> answer;
   {
-    Handshake right(make_hello(2, "right"), Role::connecting, terms(""));
+    Handshake right(make_hello(2, "right"), Wanted{1}, terms(""));
     answer = right.receive(left.greeting().span());
   }
   ASSERT_EQ(answer.size(), 1U);
@@ -230,14 +289,14 @@ TEST(Handshake, ARefusalsTextIsPrintable) {
 }
 
 TEST(Handshake, AReflectionDoesNotPassForAPeer) {
-  for (const Role role : {Role::connecting, Role::accepting}) {
-    Handshake self(make_hello(1, "self"), role, terms("secret"));
+  for (const auto& wanted : {std::optional(Wanted{1}), std::optional<Wanted>()}) {
+    Handshake self(make_hello(1, "self"), wanted, terms("secret"));
     static_cast<void>(self.receive(self.greeting().span()));
     EXPECT_EQ(self.state(), State::refused);
     EXPECT_EQ(self.error().code(), ErrorCode::unauthenticated);
     // Also with changes to the unauthenticated fields.
     for (const std::size_t at : {6UL, 16UL}) {  // the flags (role), the nonce
-      Handshake again(make_hello(1, "self"), role, terms("secret"));
+      Handshake again(make_hello(1, "self"), wanted, terms("secret"));
       std::string words = Sides::text(again.greeting());
       words[at] = static_cast<char>(words[at] ^ 2);
       const auto answer = again.receive(bytes_of(words));
@@ -250,9 +309,9 @@ TEST(Handshake, AReflectionDoesNotPassForAPeer) {
 // Opened both connections before there were roles: the messages of one answer the other.
 TEST(Handshake, CrossedMessagesOfOneWorkerOpenNothing) {
   for (const bool as_connecting : {false, true}) {
-    const Role role = as_connecting ? Role::connecting : Role::accepting;
-    Handshake first(make_hello(1, "self"), role, terms("s"));
-    Handshake second(make_hello(1, "self"), role, terms("s"));
+    const auto wanted = as_connecting ? std::optional(Wanted{1}) : std::nullopt;
+    Handshake first(make_hello(1, "self"), wanted, terms("s"));
+    Handshake second(make_hello(1, "self"), wanted, terms("s"));
     std::vector<base::Bytes> of_first;
     std::vector<base::Bytes> of_second;
     of_first.push_back(first.greeting());
@@ -280,8 +339,8 @@ TEST(Handshake, CrossedMessagesOfOneWorkerOpenNothing) {
 
 TEST(Handshake, NothingCanReplaceAProof) {
   for (const std::string words : {"STOK", "STHI", "STNOx"}) {
-    Handshake self(make_hello(1, "self"), Role::accepting, terms("secret"));
-    Handshake thief(make_hello(2, "thief"), Role::connecting, terms("guess"));
+    Handshake self(make_hello(1, "self"), std::nullopt, terms("secret"));
+    Handshake thief(make_hello(2, "thief"), Wanted{1}, terms("guess"));
     static_cast<void>(self.receive(thief.greeting().span()));
     ASSERT_EQ(self.state(), State::introduction);
     static_cast<void>(self.receive(bytes_of(words)));
@@ -293,11 +352,11 @@ TEST(Handshake, ARecordedSessionDoesNotOpenAgain) {
   Sides sides(terms("s"), terms("s"));
   sides.exchange();
   ASSERT_EQ(sides.accepting.state(), State::open);
-  Handshake accepting(make_hello(2, "right"), Role::accepting, terms("s"));
+  Handshake accepting(make_hello(2, "right"), std::nullopt, terms("s"));
   for (const std::string& words : sides.said_by_connecting)
     static_cast<void>(accepting.receive(bytes_of(words)));
   EXPECT_EQ(accepting.error().code(), ErrorCode::unauthenticated);
-  Handshake connecting(make_hello(1, "left"), Role::connecting, terms("s"));
+  Handshake connecting(make_hello(1, "left"), Wanted{2, 7}, terms("s"));
   for (const std::string& words : sides.said_by_accepting)
     static_cast<void>(connecting.receive(bytes_of(words)));
   EXPECT_EQ(connecting.error().code(), ErrorCode::unauthenticated);
@@ -352,7 +411,7 @@ TEST(Greeting, SurvivesEncodingAndDecoding) {
   Greeting greeting;
   greeting.role = Role::accepting;
   greeting.authenticated = true;
-  greeting.encryption = Encryption::integrity;
+  greeting.encryption = Encryption::on;
   greeting.aes = true;
   greeting.features = 0x1122334455667788;
   greeting.nonce[31] = std::byte{2};
@@ -362,7 +421,7 @@ TEST(Greeting, SurvivesEncodingAndDecoding) {
   const Greeting decoded = decode_greeting(bytes.span());
   EXPECT_EQ(decoded.role, Role::accepting);
   EXPECT_TRUE(decoded.authenticated && decoded.aes);
-  EXPECT_EQ(decoded.encryption, Encryption::integrity);
+  EXPECT_EQ(decoded.encryption, Encryption::on);
   EXPECT_EQ(decoded.features, greeting.features);
   EXPECT_EQ(decoded.nonce, greeting.nonce);
   EXPECT_EQ(decoded.public_key, greeting.public_key);
@@ -374,7 +433,7 @@ TEST(Greeting, NamesBothVersionsWhenTheyDiffer) {
   const base::Bytes bytes = encode(greeting);
   const Error error = error_of([&] { static_cast<void>(decode_greeting(bytes.span())); });
   EXPECT_EQ(error.code(), ErrorCode::protocol);
-  EXPECT_STREQ(error.what(), "peer speaks protocol version 9, this worker speaks version 7");
+  EXPECT_STREQ(error.what(), "peer speaks protocol version 9, this worker speaks version 8");
 }
 
 TEST(Greeting, RefusesOtherProtocolsTruncationsAndUnknownFlags) {
@@ -387,7 +446,7 @@ TEST(Greeting, RefusesOtherProtocolsTruncationsAndUnknownFlags) {
     EXPECT_EQ(error_of([&] { static_cast<void>(decode_greeting(good.span().first(size))); }).code(),
               ErrorCode::protocol);
   }
-  for (const char flags : {'\x20', '\x0c'}) {  // an unknown flag; an invalid encryption
+  for (const char flags : {'\x10', '\x80'}) {
     std::string words = Sides::text(good);
     words[6] = flags;
     EXPECT_EQ(error_of([&] { static_cast<void>(decode_greeting(bytes_of(words))); }).code(),
@@ -400,9 +459,29 @@ TEST(Introduction, HasOneSizeAndZerosAfterTheName) {
   words.append(Key().data(), Key::kBytes);
   EXPECT_EQ(words.size(), Introduction::kBytes);
   EXPECT_EQ(Introduction::decode(words.span()).who.name, "a");
-  words.data()[40] = std::byte{'b'};
+  words.data()[52] = std::byte{'b'};
   EXPECT_EQ(error_of([&] { static_cast<void>(Introduction::decode(words.span())); }).code(),
             ErrorCode::protocol);
+}
+
+TEST(Introduction, RefusesIdsAndEpochsThatNoWorkerHas) {
+  const auto decodes = [](std::uint32_t id, std::uint64_t epoch) {
+    Hello who = make_hello(id, "a");
+    who.epoch = epoch;
+    base::Bytes words = Introduction::encode(who);
+    words.append(Key().data(), Key::kBytes);
+    try {
+      return Introduction::decode(words.span()).who.id == id;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::protocol);
+      return false;
+    }
+  };
+  for (const std::uint32_t id : {0U, 65'535U, Hello::kStoreId, Hello::kStoreClientId})
+    EXPECT_TRUE(decodes(id, Hello::kMaxEpoch)) << id;
+  for (const std::uint32_t id : {65'536U, 0xFFFF'FFFFU, 0xFFFF'FFFCU})
+    EXPECT_FALSE(decodes(id, 1)) << id;
+  EXPECT_FALSE(decodes(1, Hello::kMaxEpoch + 1));
 }
 
 TEST(Introduction, RefusesNamesThatAreTooLongOrCannotBePrinted) {

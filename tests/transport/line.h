@@ -23,7 +23,7 @@ struct Line {
   Line(std::unique_ptr<Endpoint> of_server, std::unique_ptr<Endpoint> of_client)
       : server_endpoint(std::move(of_server)), client_endpoint(std::move(of_client)) {
     const auto addresses = server_endpoint->listen([server = server] { return server->events(); });
-    to_server = client_endpoint->connect(addresses.front(), client->events());
+    to_server = client_endpoint->connect(addresses.front(), {1}, client->events());
     EXPECT_TRUE(client->wait_open());
     EXPECT_TRUE(server->wait_open());
   }

@@ -38,7 +38,7 @@ TEST(Loopback, NetworksAreIndependent) {
   auto stranger = make_loopback_endpoint(options(2), there);
   const auto addresses = server->listen([] { return ConnectionEvents{}; });
   const auto recorder = std::make_shared<Recorder>();
-  stranger->connect(addresses.front(), recorder->events());
+  stranger->connect(addresses.front(), {1}, recorder->events());
   ASSERT_TRUE(recorder->wait_closed());
   EXPECT_EQ(recorder->closed_text(), "connect to \"" + addresses.front() +
                                          "\" failed: no endpoint of this network listens there");
@@ -50,7 +50,7 @@ TEST(Loopback, WorkersOfAProcessShareANetworkUnlessGivenAnother) {
   auto client = make_loopback_endpoint(options(2), LoopbackNetwork::process_wide());
   const auto in = std::make_shared<Recorder>();
   const auto addresses = server->listen([&] { return in->events(); });
-  client->connect(addresses.front(), {})->send(make_message("hello"), nullptr);
+  client->connect(addresses.front(), {1}, {})->send(make_message("hello"), nullptr);
   EXPECT_TRUE(in->wait_messages(1));
 }
 

@@ -9,18 +9,13 @@
 
 #include <cerrno>
 #include <cstring>
-#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
 
-#include "stitch/base/bytes.h"
-#include "stitch/transport/store/store_handshake.h"
-#include "stitch/transport/store/tcp_store.h"
-
 namespace stitch::transport {
 
-// A plain TCP socket, for foreign peers and for clients that violate the protocol. Reads time out
+// A plain TCP socket, for foreign peers. Reads time out
 // after 30 s.
 class Socket {
  public:
@@ -53,12 +48,6 @@ class Socket {
   void send(std::string_view bytes) {
     (void)!::send(file_, bytes.data(), bytes.size(), MSG_NOSIGNAL);
   }
-  void send_frame(const base::Bytes& frame) {
-    const auto length = static_cast<std::uint32_t>(frame.size());
-    std::string bytes(reinterpret_cast<const char*>(&length), sizeof(length));
-    bytes.append(reinterpret_cast<const char*>(frame.data()), frame.size());
-    send(bytes);
-  }
   // Exactly `bytes`, or fewer when the other side closes the connection.
   std::string receive(std::size_t bytes) {
     std::string text(bytes, '\0');
@@ -71,13 +60,6 @@ class Socket {
     text.resize(got);
     return text;
   }
-  std::string receive_frame() {
-    std::uint32_t length = 0;
-    const std::string prefix = receive(sizeof(length));
-    if (prefix.size() < sizeof(length)) return {};
-    std::memcpy(&length, prefix.data(), sizeof(length));
-    return receive(length);
-  }
   // True when the other side has closed the connection; drops the bytes before that.
   bool hung_up() {
     std::string rest(65536, '\0');
@@ -85,9 +67,6 @@ class Socket {
     while ((got = ::recv(file_, rest.data(), rest.size(), 0)) > 0) {
     }
     return got == 0 || errno == ECONNRESET;
-  }
-  void set_receive_timeout(timeval limit) {
-    ::setsockopt(file_, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
   }
   void close() { ::close(std::exchange(file_, -1)); }
   [[nodiscard]] int file() const { return file_; }
@@ -102,25 +81,5 @@ class Socket {
   }
   int file_;
 };
-
-// The first bytes of each side of a store's connection.
-inline constexpr std::string_view kStoreMagic = "stitchKV";
-
-inline std::span<const std::byte> bytes_of(std::string_view text) {
-  return std::as_bytes(std::span(text));
-}
-
-// A client of a store without a secret whose handshake has succeeded.
-inline Socket raw_client(const TcpStoreOptions& options, std::uint16_t port) {
-  Socket socket;
-  socket.connect(port);
-  socket.send(kStoreMagic);
-  StoreHandshake handshake(StoreHandshake::Role::client, options.job, nullptr);
-  socket.send_frame(handshake.hello());
-  EXPECT_EQ(socket.receive(kStoreMagic.size()), kStoreMagic);
-  const std::string answer = socket.receive_frame();
-  handshake.take_hello(decode_answer(bytes_of(answer), StoreHandshake::kHelloBytes));
-  return socket;
-}
 
 }  // namespace stitch::transport

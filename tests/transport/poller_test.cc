@@ -386,7 +386,7 @@ TEST_P(StreamIdle, AnIdleConnectionCostsNothing) {
   };
   const auto addresses = server->listen([&] { return in->events(); });
   const auto out = std::make_shared<Recorder>();
-  const auto connection = client->connect(addresses.front(), out->events());
+  const auto connection = client->connect(addresses.front(), {1}, out->events());
   for (std::size_t i = 1; i <= 1000; ++i) {
     connection->send(make_message(std::string(i % 100 == 0 ? 200'000 : 50, 'm')), nullptr);
     ASSERT_TRUE(out->wait_messages(i));

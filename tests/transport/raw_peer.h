@@ -202,12 +202,12 @@ class RawPeer {
     return write(record_text(RecordKind::message, 0, frame.size(), frame));
   }
   [[nodiscard]] static std::string hello() {
-    const base::Bytes greeting = Handshake(named(), Role::connecting, {}).greeting();
+    const base::Bytes greeting = Handshake(named(), Wanted{1}, {}).greeting();
     return std::string(reinterpret_cast<const char*>(greeting.data()), greeting.size());
   }
   // False when the other side refuses.
   bool shake_hands() {
-    Handshake handshake(named(), Role::connecting, {});
+    Handshake handshake(named(), Wanted{1}, {});
     const auto say = [this](const base::Bytes& words) {
       return write_message({reinterpret_cast<const char*>(words.data()), words.size()});
     };

@@ -32,15 +32,15 @@ class End final : public Link {
   Pipe& out_;
 };
 
-SessionKeys keys(Encryption encryption) {
+SessionKeys keys() {
   const auto secret = SecretKey::from_random("s");
-  return derive_session_keys(*secret, "test", {}, {}, encryption, Cipher::chacha20_poly1305);
+  return derive_session_keys(*secret, "test", {}, {}, Cipher::chacha20_poly1305);
 }
 
-std::unique_ptr<Link> sealed(Pipe& in, Pipe& out, Role role, Encryption encryption,
-                             std::span<const std::byte> early = {}, std::size_t plain = 0) {
+std::unique_ptr<Link> sealed(Pipe& in, Pipe& out, Role role, std::span<const std::byte> early = {},
+                             std::size_t plain = 0) {
   std::unique_ptr<Link> end = std::make_unique<End>(in, out);
-  return make_sealed_link(std::move(end), keys(encryption), role, early, plain);
+  return make_sealed_link(std::move(end), keys(), role, early, plain);
 }
 
 RecordReader reader_into(std::vector<Message>& messages) {
@@ -53,12 +53,11 @@ RecordReader reader_into(std::vector<Message>& messages) {
 TEST(SealedLink, CarriesMessagesOfAllSizesInPiecesOfAllSizes) {
   for (std::uint64_t seed = 0; seed < 12; ++seed) {
     SCOPED_TRACE(seed);
-    const auto encryption = seed % 2 == 0 ? Encryption::on : Encryption::integrity;
     const std::size_t most = seed < 6 ? 3000 : 300 * kKiB;
     Pipe there(100 * kKiB + seed * 50 * kKiB, seed, most);
     Pipe back(100 * kKiB, seed + 100, most);
-    const auto from = sealed(back, there, Role::connecting, encryption);
-    const auto to = sealed(there, back, Role::accepting, encryption);
+    const auto from = sealed(back, there, Role::connecting);
+    const auto to = sealed(there, back, Role::accepting);
     std::vector<Message> got;
     RecordReader reader = reader_into(got);
     RecordWriter writer;
@@ -106,7 +105,7 @@ TEST(SealedLink, CarriesMessagesOfAllSizesInPiecesOfAllSizes) {
 TEST(SealedLink, BeginsBehindWhatIsPlainAndWithWhatWasReadBefore) {
   Pipe there(kMiB, 7, 5);
   Pipe back(kMiB);
-  const auto from = sealed(back, there, Role::connecting, Encryption::on, {}, 9);
+  const auto from = sealed(back, there, Role::connecting, {}, 9);
   RecordWriter writer;
   RecordWriter::Finished finished;
   const std::string words = "plaintextthen something sealed";
@@ -126,7 +125,7 @@ TEST(SealedLink, BeginsBehindWhatIsPlainAndWithWhatWasReadBefore) {
   const std::vector<std::byte> early(bytes.begin(), bytes.begin() + 20);
   Pipe rest(kMiB);
   rest.put(std::vector<std::byte>(bytes.begin() + 20, bytes.end()));
-  const auto to = sealed(rest, back, Role::accepting, Encryption::on, early);
+  const auto to = sealed(rest, back, Role::accepting, early);
   std::string got(100, '\0');
   const iovec into{got.data(), got.size()};
   got.resize(to->read({&into, 1}));
@@ -136,7 +135,7 @@ TEST(SealedLink, BeginsBehindWhatIsPlainAndWithWhatWasReadBefore) {
 TEST(SealedLink, AStreamThatEndsWithinARecordReportsIt) {
   Pipe there(kMiB);
   Pipe back(kMiB);
-  const auto from = sealed(back, there, Role::connecting, Encryption::on);
+  const auto from = sealed(back, there, Role::connecting);
   const std::string words = "the last words";
   const iovec all{const_cast<char*>(words.data()), words.size()};
   ASSERT_EQ(from->write({&all, 1}), words.size());
@@ -148,7 +147,7 @@ TEST(SealedLink, AStreamThatEndsWithinARecordReportsIt) {
     auto end = std::make_unique<End>(pipe, back);
     end->hung_up = true;
     std::unique_ptr<Link> link = std::move(end);
-    const auto to = make_sealed_link(std::move(link), keys(Encryption::on), Role::accepting, {}, 0);
+    const auto to = make_sealed_link(std::move(link), keys(), Role::accepting, {}, 0);
     std::string got(100, '\0');
     const iovec into{got.data(), got.size()};
     EXPECT_EQ(to->read({&into, 1}), whole ? words.size() : 0U);
@@ -159,15 +158,15 @@ TEST(SealedLink, AStreamThatEndsWithinARecordReportsIt) {
 
 TEST(SealedLink, RefusesRecordsOfImpossibleSizes) {
   for (const std::size_t size : {std::size_t{0}, kMaxPlainBytes + 1}) {
-    const SessionKeys session = keys(Encryption::on);
-    Sealer sealer(session.encryption, session.cipher, session.from_connecting);
+    const SessionKeys session = keys();
+    Sealer sealer(session.cipher, session.from_connecting);
     const std::vector<std::byte> plain(size);
     std::vector<std::byte> record(size + SealedRecord::kOverhead);
     sealer.seal(plain.data(), size, record.data());
     Pipe pipe(kMiB);
     Pipe back(kMiB);
     pipe.put(record);
-    const auto to = sealed(pipe, back, Role::accepting, Encryption::on);
+    const auto to = sealed(pipe, back, Role::accepting);
     std::string got(100, '\0');
     const iovec into{got.data(), got.size()};
     EXPECT_EQ(error_of([&] {

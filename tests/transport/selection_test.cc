@@ -24,7 +24,7 @@ class MuteEndpoint final : public Endpoint {
     if (!refusal_.empty()) throw Error(ErrorCode::disconnected, refusal_);
     return {"mute://"};
   }
-  std::shared_ptr<Connection> connect(const std::string&, ConnectionEvents) override {
+  std::shared_ptr<Connection> connect(const std::string&, Wanted, ConnectionEvents) override {
     return std::make_shared<MuteConnection>();
   }
   void close() override {}
@@ -70,11 +70,11 @@ class VisitedEndpoint final : public Endpoint {
       return events;
     });
   }
-  std::shared_ptr<Connection> connect(const std::string& address,
+  std::shared_ptr<Connection> connect(const std::string& address, Wanted whom,
                                       ConnectionEvents events) override {
     stranger_(address);
     EXPECT_TRUE(stitch::testing::eventually([&] { return ended_.load() > 0; }));
-    return endpoint_->connect(address, std::move(events));
+    return endpoint_->connect(address, whom, std::move(events));
   }
   void close() override { endpoint_->close(); }
   void join() override { endpoint_->join(); }
@@ -105,7 +105,7 @@ TEST(Selection, AnotherPeerThatConnectsDuringATransferDoesNotMakeItFail) {
         error_with([&](const std::string& address) {
           const auto other = make_stream_endpoint(options(2), {{transport}, "127.0.0.1"});
           const auto recorder = std::make_shared<Recorder>();
-          other->connect(address, recorder->events())->send(make_message("nonsense"), nullptr);
+          other->connect(address, {}, recorder->events())->send(make_message("nonsense"), nullptr);
           EXPECT_TRUE(recorder->wait_closed());
         }),
         "")

@@ -56,8 +56,8 @@ TEST(Key, ComparesWholeKeysOnly) {
 }
 
 TEST(KeyAgreement, BothSidesFindTheSameSecret) {
-  const KeyAgreement left;
-  const KeyAgreement right;
+  const KeyAgreement left(Key::random());
+  const KeyAgreement right(Key::random());
   EXPECT_TRUE(left.shared_with(right.public_key().span())
                   .equals(right.shared_with(left.public_key().span()).span()));
   EXPECT_FALSE(left.shared_with(right.public_key().span())
@@ -65,7 +65,7 @@ TEST(KeyAgreement, BothSidesFindTheSameSecret) {
 }
 
 TEST(KeyAgreement, RefusesKeysOfLowOrder) {
-  const KeyAgreement self;
+  const KeyAgreement self(Key::random());
   Key low_order;  // zero, and one
   for (int i = 0; i < 2; ++i) {
     low_order.data()[0] = static_cast<std::byte>(i);
@@ -80,51 +80,43 @@ TEST(SessionKeys, DependOnAllInputs) {
   const auto secret = SecretKey::from_random("s");
   const auto other = SecretKey::from_random("t");
   const auto keys = [](const auto& key, const char* label, const char* transcript,
-                       const char* shared, Encryption encryption, Cipher cipher) {
-    return derive_session_keys(*key, label, bytes_of(transcript), bytes_of(shared), encryption,
-                               cipher);
+                       const char* shared, Cipher cipher) {
+    return derive_session_keys(*key, label, bytes_of(transcript), bytes_of(shared), cipher);
   };
-  const auto on = Encryption::on;
   const auto aes = Cipher::aes256_gcm;
-  const SessionKeys base = keys(secret, "stitch worker", "words", "dh", on, aes);
+  const SessionKeys base = keys(secret, "stitch worker", "words", "dh", aes);
   EXPECT_TRUE(base.from_connecting.equals(
-      keys(secret, "stitch worker", "words", "dh", on, aes).from_connecting.span()));
+      keys(secret, "stitch worker", "words", "dh", aes).from_connecting.span()));
   EXPECT_FALSE(base.from_connecting.equals(base.from_accepting.span()));
   for (const SessionKeys& each :
-       {keys(other, "stitch worker", "words", "dh", on, aes),
-        keys(secret, "stitch store", "words", "dh", on, aes),
-        keys(secret, "stitch worker", "Words", "dh", on, aes),
-        keys(secret, "stitch worker", "words", "DH", on, aes),
-        keys(secret, "stitch worker", "wordsd", "h", on, aes),
-        keys(secret, "stitch worker", "words", "dh", Encryption::integrity, aes),
-        keys(secret, "stitch worker", "words", "dh", on, Cipher::chacha20_poly1305)}) {
+       {keys(other, "stitch worker", "words", "dh", aes),
+        keys(secret, "stitch store", "words", "dh", aes),
+        keys(secret, "stitch worker", "Words", "dh", aes),
+        keys(secret, "stitch worker", "words", "DH", aes),
+        keys(secret, "stitch worker", "wordsd", "h", aes),
+        keys(secret, "stitch worker", "words", "dh", Cipher::chacha20_poly1305)}) {
     EXPECT_FALSE(base.from_connecting.equals(each.from_connecting.span()));
     EXPECT_FALSE(base.from_accepting.equals(each.from_accepting.span()));
   }
 }
 
 TEST(Encryption, HasNames) {
-  for (const auto each : {Encryption::off, Encryption::integrity, Encryption::on})
+  for (const auto each : {Encryption::off, Encryption::on})
     EXPECT_EQ(encryption_named(name_of(each)), each);
   EXPECT_EQ(encryption_named("On"), std::nullopt);
 }
 
-struct Way {
-  Encryption encryption;
-  Cipher cipher;
-};
-
-class SealedRecords : public ::testing::TestWithParam<Way> {
+class SealedRecords : public ::testing::TestWithParam<Cipher> {
  protected:
   void SetUp() override {
-    if (GetParam().cipher == Cipher::aes256_gcm && !has_aes_instructions())
+    if (GetParam() == Cipher::aes256_gcm && !has_aes_instructions())
       GTEST_SKIP() << "this processor has no AES instructions";
     sealer_ = make<Sealer>(key_);
     opener_ = make<Opener>(key_);
   }
   template <class T>
   [[nodiscard]] std::unique_ptr<T> make(const Key& key) const {
-    return std::make_unique<T>(GetParam().encryption, GetParam().cipher, key);
+    return std::make_unique<T>(GetParam(), key);
   }
   [[nodiscard]] std::string seal(const std::string& plain) {
     std::string out(plain.size() + SealedRecord::kOverhead, '\0');
@@ -150,14 +142,13 @@ class SealedRecords : public ::testing::TestWithParam<Way> {
   std::unique_ptr<Opener> opener_;
 };
 
-TEST_P(SealedRecords, OpenInOrderAndHideTheirTextWhenEncrypted) {
+TEST_P(SealedRecords, OpenInOrderAndHideTheirText) {
   for (const std::size_t bytes : {0UL, 1UL, 15UL, 16UL, 17UL, 1000UL, 65536UL}) {
     const std::string plain(bytes, 'p');
     const std::string sealed = seal(plain);
     EXPECT_EQ(sealed.size(), bytes + SealedRecord::kOverhead);
     if (bytes > 100) {
-      EXPECT_EQ(sealed.find(std::string(50, 'p')) != std::string::npos,
-                GetParam().encryption == Encryption::integrity);
+      EXPECT_EQ(sealed.find(std::string(50, 'p')), std::string::npos);
     }
     EXPECT_EQ(open(*opener_, sealed), plain);
   }
@@ -237,28 +228,21 @@ TEST(AesGcm, GivesTheBytesOfTheStandard) {
   std::array<unsigned char, 16> text{};
   std::array<unsigned char, 16> tag{};
   AesGcm aes(key);
-  aes.seal(nonce.data(), text.data(), text.size(), {}, text.data(), tag.data());
+  aes.seal(nonce.data(), text.data(), text.size(), text.data(), tag.data());
   EXPECT_EQ(text, kSealed);
   EXPECT_EQ(tag, kTag);
-  ASSERT_TRUE(aes.open(nonce.data(), text.data(), text.size(), {}, text.data(), tag.data()));
+  ASSERT_TRUE(aes.open(nonce.data(), text.data(), text.size(), text.data(), tag.data()));
   EXPECT_EQ(text, (std::array<unsigned char, 16>{}));
   text = kSealed;
   tag[15] ^= 1;
-  EXPECT_FALSE(aes.open(nonce.data(), text.data(), text.size(), {}, text.data(), tag.data()));
+  EXPECT_FALSE(aes.open(nonce.data(), text.data(), text.size(), text.data(), tag.data()));
   EXPECT_EQ(text, (std::array<unsigned char, 16>{}));  // no plain text is left
 }
 
-TEST(SealedRecord, CannotBeMadeWithoutEncryption) {
-  EXPECT_EQ(error_of([] { Sealer(Encryption::off, Cipher::chacha20_poly1305, Key()); }).code(),
-            ErrorCode::internal);
-}
-
-INSTANTIATE_TEST_SUITE_P(Ways, SealedRecords,
-                         ::testing::Values(Way{Encryption::on, Cipher::aes256_gcm},
-                                           Way{Encryption::integrity, Cipher::chacha20_poly1305}),
+INSTANTIATE_TEST_SUITE_P(Ciphers, SealedRecords,
+                         ::testing::Values(Cipher::aes256_gcm, Cipher::chacha20_poly1305),
                          [](const auto& info) {
-                           return std::string(name_of(info.param.encryption)) +
-                                  (info.param.cipher == Cipher::aes256_gcm ? "_aes" : "_chacha");
+                           return info.param == Cipher::aes256_gcm ? "aes" : "chacha";
                          });
 
 }  // namespace

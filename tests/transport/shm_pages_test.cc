@@ -39,7 +39,7 @@ TEST(StreamEndpoint, GivesBackThePagesOfARingThatIsNotUsedAnyMore) {
   };
   const long before = shared_kib();
   ASSERT_GE(before, 0);
-  const auto connection = client->connect(addresses[0], here->events());
+  const auto connection = client->connect(addresses[0], {1}, here->events());
   ASSERT_TRUE(here->wait_open());
   ASSERT_TRUE(there->wait_open());
   for (std::size_t round = 1; round <= 3; ++round) {

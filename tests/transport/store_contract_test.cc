@@ -1,13 +1,13 @@
 // The contract of every store, run over each of them and over a prefix of each.
-#include <unistd.h>
-
-#include <cstdio>
 #include <future>
+
+#include <signal.h>
 
 #include "stitch/transport/store/file_store.h"
 #include "stitch/transport/store/hash_store.h"
 #include "stitch/transport/store/prefix_store.h"
 #include "stitch/transport/store/tcp_store.h"
+#include "tests/support/forked_child.h"
 #include "tests/support/plain_test.h"
 
 namespace stitch::transport::store_contract_test {
@@ -33,18 +33,10 @@ class HashBackend final : public Backend {
 
 class FileBackend final : public Backend {
  public:
-  FileBackend() {
-    char path[] = "/tmp/stitch-store-XXXXXX";
-    const int file = ::mkstemp(path);
-    EXPECT_GE(file, 0);
-    ::close(file);
-    path_ = path;
-  }
-  ~FileBackend() override { std::remove(path_.c_str()); }
-  std::shared_ptr<Store> open() override { return make_file_store(path_); }
+  std::shared_ptr<Store> open() override { return make_file_store(folder_.path() / "store"); }
 
  private:
-  std::string path_;
+  const stitch::testing::TemporaryFolder folder_;
 };
 
 class TcpBackend final : public Backend {
@@ -52,14 +44,12 @@ class TcpBackend final : public Backend {
   std::shared_ptr<Store> open() override {
     TcpStoreOptions options = options_;
     options.port = server_.port();
-    return make_tcp_store(client_loop_, options);
+    return make_tcp_store(options);
   }
 
  private:
-  TcpStoreOptions options_{.job = "contract", .key = SecretKey::from_random("open sesame")};
-  base::EventLoop server_loop_{"store server"};
-  base::EventLoop client_loop_{"store client"};
-  TcpStoreServer server_{server_loop_, options_};
+  TcpStoreOptions options_{.key = SecretKey::from_random("open sesame")};
+  TcpStoreServer server_{options_};
 };
 
 class PrefixBackend final : public Backend {
@@ -118,43 +108,11 @@ TEST_P(StoreContract, GetWaitsForTheKey) {
   EXPECT_EQ(value.get(), "here");
 }
 
-TEST_P(StoreContract, WaitEndsWhenTheLastKeyIsSet) {
-  const auto other = open();
-  std::atomic<bool> done = false;
-  std::jthread waiter([&] {
-    store_->wait({"a", "b", "c"}, 30s);
-    done = true;
-  });
-  other->set("c", "");
-  other->set("a", "");
-  other->add("b", 0);
-  waiter.join();
-  EXPECT_TRUE(done);
-  store_->wait({}, 0ms);
-  store_->wait({"a", "a"}, 0ms);
-}
-
-TEST_P(StoreContract, AnErasedKeyIsMissedAgain) {
-  const auto other = open();
-  store_->set("a", "");
-  store_->wait({"a"}, 0ms);
-  other->erase("a");
-  other->set("b", "");
-  const auto error = error_of([&] { store_->wait({"a", "b"}, 0ms); });
-  EXPECT_EQ(error.code(), ErrorCode::timeout);
-}
-
-TEST_P(StoreContract, TimeoutsNameTheMissingKeys) {
+TEST_P(StoreContract, TimeoutsNameTheMissingKey) {
   const auto one = error_of([&] { (void)store_->get("member/3", 20ms); });
   EXPECT_EQ(one.code(), ErrorCode::timeout);
   EXPECT_EQ(one.what(),
             "key " + shown("member/3") + " was not set within 20 ms in " + store_->describe());
-
-  store_->set("b", "");
-  const auto two = error_of([&] { store_->wait({"a", "b", "c"}, 0ms); });
-  EXPECT_EQ(two.code(), ErrorCode::timeout);
-  EXPECT_EQ(two.what(), "keys " + shown("a") + ", " + shown("c") + " were not set within 0 ms in " +
-                            store_->describe());
 }
 
 TEST_P(StoreContract, TimeoutsAreKept) {
@@ -288,11 +246,96 @@ TEST_P(StoreContract, KeysAreNeitherEmptyNorLong) {
   EXPECT_EQ(error_of([&] { store_->set(longest + 'k', "v"); }).code(), ErrorCode::invalid_argument);
   EXPECT_EQ(error_of([&] { (void)store_->get("", 1s); }).code(), ErrorCode::invalid_argument);
   EXPECT_EQ(error_of([&] { (void)store_->try_get(""); }).code(), ErrorCode::invalid_argument);
-  EXPECT_EQ(error_of([&] { store_->wait({"a", ""}, 1s); }).code(), ErrorCode::invalid_argument);
   EXPECT_EQ(error_of([&] { store_->add("", 1); }).code(), ErrorCode::invalid_argument);
   EXPECT_EQ(error_of([&] { store_->compare_and_set("", std::nullopt, "v"); }).code(),
             ErrorCode::invalid_argument);
   EXPECT_EQ(error_of([&] { store_->erase(""); }).code(), ErrorCode::invalid_argument);
+  EXPECT_EQ(error_of([&] { (void)store_->claim("", "v"); }).code(), ErrorCode::invalid_argument);
+}
+
+using Claims = std::map<std::string, std::string>;
+
+TEST_P(StoreContract, AClaimIsExclusiveUntilItIsDestroyed) {
+  const auto other = open();
+  Store::Claimed first = store_->claim("member/a", "one");
+  ASSERT_NE(first.claim, nullptr);
+  EXPECT_EQ(first.holder, "one");
+  for (const auto& store : {store_, other}) {
+    const Store::Claimed refused = store->claim("member/a", "two");
+    EXPECT_EQ(refused.claim, nullptr);
+    EXPECT_EQ(refused.holder, "one");
+  }
+  const Store::Claimed second = other->claim("member/b", "");
+  ASSERT_NE(second.claim, nullptr);
+  const auto elsewhere = other->claim("leader", std::string("\0x", 2));
+  EXPECT_EQ(store_->claims("member/", 2, 0ms), (Claims{{"member/a", "one"}, {"member/b", ""}}));
+  EXPECT_EQ(store_->claims("", 3, 0ms).size(), 3U);
+  EXPECT_EQ(store_->try_get("member/a"), std::nullopt) << "a claim is no value";
+  first.claim.reset();
+  EXPECT_TRUE(stitch::testing::eventually([&] {
+    return other->claims("member/", 1, 0ms) == Claims{{"member/b", ""}};
+  }));
+  const Store::Claimed again = other->claim("member/a", "a longer value than the one before");
+  EXPECT_NE(again.claim, nullptr);
+  EXPECT_EQ(store_->claims("member/a", 1, 0ms).begin()->second,
+            "a longer value than the one before");
+}
+
+TEST_P(StoreContract, ClaimsWaitForACount) {
+  const auto other = open();
+  auto seen = std::async(std::launch::async, [&] { return store_->claims("member/", 3, 30s); });
+  const auto unrelated = other->claim("members", "");
+  std::vector<Store::Claimed> held;
+  for (const char* key : {"member/1", "member/2", "member/3"})
+    held.push_back(other->claim(key, key));
+  EXPECT_EQ(seen.get(),
+            (Claims{{"member/1", "member/1"}, {"member/2", "member/2"}, {"member/3", "member/3"}}));
+  const auto start = std::chrono::steady_clock::now();
+  EXPECT_EQ(store_->claims("member/", 4, 100ms).size(), 3U) << "what there is";
+  EXPECT_GE(std::chrono::steady_clock::now() - start, 100ms);
+}
+
+TEST_P(StoreContract, OneThreadWinsEachRaceToClaim) {
+  constexpr int kRounds = 20;
+  std::atomic<int> wins = 0;
+  std::mutex mutex;
+  std::vector<std::unique_ptr<Store::Claim>> held;
+  {
+    std::vector<std::jthread> threads;
+    for (int t = 0; t < 8; ++t) {
+      threads.emplace_back([&, t] {
+        const auto store = t == 0 ? open() : store_;
+        for (int round = 0; round < kRounds; ++round) {
+          auto claimed = store->claim("leader/" + std::to_string(round), std::to_string(t));
+          if (!claimed.claim) continue;
+          ++wins;
+          const std::lock_guard lock(mutex);
+          held.push_back(std::move(claimed.claim));
+        }
+      });
+    }
+  }
+  EXPECT_EQ(wins, kRounds);
+}
+
+// A child of this process cannot see a hash store.
+TEST_P(StoreContract, AClaimEndsWithItsProcess) {
+  if (std::string(GetParam().name).find("hash") != std::string::npos)
+    GTEST_SKIP() << "a hash store is within one process";
+  stitch::testing::ForkedChild child([&] {
+    const auto mine = open();
+    const auto claimed = mine->claim("member/child", "child");
+    const auto leader = mine->claim("leader", "child");
+    (void)mine->get("never", 60s);
+  });
+  EXPECT_EQ(store_->claims("member/", 1, 20s), (Claims{{"member/child", "child"}}));
+  EXPECT_TRUE(
+      stitch::testing::eventually([&] { return store_->claims("leader", 1, 0ms).size() == 1; }));
+  EXPECT_EQ(store_->claim("leader", "parent").holder, "child");
+  child.kill();
+  EXPECT_EQ(child.wait(), 128 + SIGKILL);
+  EXPECT_TRUE(stitch::testing::eventually([&] { return store_->claims("", 1, 0ms).empty(); }));
+  EXPECT_NE(store_->claim("leader", "parent").claim, nullptr);
 }
 
 INSTANTIATE_TEST_SUITE_P(

@@ -38,7 +38,7 @@ TEST(StreamEndpoint, EveryAddressItReturnsCanBeConnectedTo) {
   EXPECT_TRUE(addresses[1].starts_with("tcp://127.0.0.1:")) << addresses[1];
   for (const auto& address : addresses) {
     const auto out = std::make_shared<Recorder>();
-    const auto connection = client->connect(address, out->events());
+    const auto connection = client->connect(address, {1}, out->events());
     EXPECT_TRUE(out->wait_open()) << out->closed_text();
     EXPECT_EQ(connection->describe(), address);
   }
@@ -46,6 +46,25 @@ TEST(StreamEndpoint, EveryAddressItReturnsCanBeConnectedTo) {
               static_cast<void>(server->listen([] { return ConnectionEvents{}; }));
             }).code(),
             ErrorCode::invalid_argument);
+}
+
+TEST(StreamEndpoint, ClosesTheAddressesThatItDoesNotNeed) {
+  const auto server =
+      make_stream_endpoint(options(1), {{"shm", "tcp"}, "127.0.0.1", {"127.0.0.2"}});
+  const auto bound = server->bind();
+  ASSERT_EQ(bound.size(), 3U);
+  EXPECT_TRUE(bound[2].starts_with("tcp://127.0.0.2:")) << bound[2];
+  server->become(options(1).self, {bound[0], bound[2]});
+  EXPECT_EQ(server->listen([] { return std::make_shared<Recorder>()->events(); }),
+            (std::vector<std::string>{bound[0], bound[2]}));
+  const auto client = make_stream_endpoint(options(2), over({"tcp"}));
+  const auto closed = std::make_shared<Recorder>();
+  const auto open = std::make_shared<Recorder>();
+  const auto refused = client->connect(bound[1], {1}, closed->events());
+  const auto taken = client->connect(bound[2], {1}, open->events());
+  EXPECT_TRUE(closed->wait_closed());
+  EXPECT_TRUE(refused->no_process_listens());
+  EXPECT_TRUE(open->wait_open());
 }
 
 TEST(StreamEndpoint, WrongAddressesAreReportedWithTheReason) {
@@ -69,7 +88,7 @@ TEST(StreamEndpoint, WrongAddressesAreReportedWithTheReason) {
   };
   for (const auto& [address, expected] : cases) {
     const auto recorder = std::make_shared<Recorder>();
-    endpoint->connect(address, recorder->events())->send(make_message("m"), recorder->done());
+    endpoint->connect(address, {1}, recorder->events())->send(make_message("m"), recorder->done());
     ASSERT_TRUE(recorder->wait_closed()) << address;
     EXPECT_EQ(recorder->closed_code(), ErrorCode::disconnected) << address;
     EXPECT_TRUE(recorder->closed_text().starts_with("connect to \"" + address + "\" failed: "))
@@ -112,7 +131,7 @@ TEST(StreamEndpoint, SpeaksIpv6) {
   const auto in = std::make_shared<Recorder>();
   const auto addresses = server->listen([&] { return in->events(); });
   EXPECT_TRUE(addresses[0].starts_with("tcp://[::1]:")) << addresses[0];
-  client->connect(addresses[0], {})->send(make_message("six"), nullptr);
+  client->connect(addresses[0], {1}, {})->send(make_message("six"), nullptr);
   EXPECT_TRUE(in->wait_messages(1));
 }
 
@@ -174,7 +193,7 @@ TEST_P(StreamEndpointOver, RefusesToSendDeviceMemory) {
   const auto in = std::make_shared<Recorder>();
   const auto out = std::make_shared<Recorder>();
   const auto addresses = endpoint->listen([&] { return in->events(); });
-  const auto connection = endpoint->connect(addresses[0], out->events());
+  const auto connection = endpoint->connect(addresses[0], {1}, out->events());
   int elsewhere = 0;
   for (const bool open : {false, true}) {
     if (open) {
@@ -208,7 +227,7 @@ TEST_P(StreamEndpointOver, HundredsOfConnectionsOpenAndClose) {
     std::vector<std::shared_ptr<Recorder>> recorders(50);
     for (auto& each : recorders) {
       each = std::make_shared<Recorder>();
-      client->connect(addresses[0], each->events())->send(make_message("m"), each->done());
+      client->connect(addresses[0], {1}, each->events())->send(make_message("m"), each->done());
     }
     for (const auto& each : recorders) ASSERT_TRUE(each->wait_messages(1)) << each->closed_text();
     for (const auto& each : recorders)
@@ -240,7 +259,7 @@ TEST_P(StreamEndpointOver, ThreadsThatWaitForTheirOwnEchoesAreNeverStuck) {
     echoed[words[0]].store(words[1]);
     echoed[words[0]].notify_all();
   };
-  const auto connection = client->connect(addresses[0], out->events());
+  const auto connection = client->connect(addresses[0], {1}, out->events());
   ASSERT_TRUE(out->wait_open());
   std::vector<std::thread> threads;
   for (std::uint32_t thread = 0; thread < kThreads; ++thread) {
@@ -288,7 +307,7 @@ TEST_P(StreamEndpointOver, SmallMessagesPassALargeOneAndTheirSendersDoNotWaitFor
   };
   const auto addresses = server->listen([&] { return in->events(); });
   const auto out = std::make_shared<Recorder>();
-  const auto connection = client->connect(addresses[0], out->events());
+  const auto connection = client->connect(addresses[0], {1}, out->events());
   ASSERT_TRUE(out->wait_open());
   std::thread large([&] {
     Message message = make_message("large");

@@ -75,7 +75,7 @@ TEST_P(StreamFlood, ThousandsOfHalfOpenConnectionsHaveAFewPlaces) {
   Besieged server(GetParam());
   const auto client = make_stream_endpoint(options(2), {{GetParam()}, "127.0.0.1"});
   const auto good = std::make_shared<Recorder>();
-  const auto connection = client->connect(server.address, good->events());
+  const auto connection = client->connect(server.address, {1}, good->events());
   ASSERT_TRUE(good->wait_open()) << good->closed_text();
   std::vector<base::Descriptor> strangers;
   for (std::size_t i = 0; i < wanted; ++i) {
@@ -87,7 +87,7 @@ TEST_P(StreamFlood, ThousandsOfHalfOpenConnectionsHaveAFewPlaces) {
     ASSERT_TRUE(good->wait_messages(before + 1)) << good->closed_text();
     // And a new peer connects in between.
     const auto late = std::make_shared<Recorder>();
-    const auto own = client->connect(server.address, late->events());
+    const auto own = client->connect(server.address, {1}, late->events());
     EXPECT_TRUE(late->wait_open()) << late->closed_text();
     own->close(Error(ErrorCode::cancelled, "enough"));
   }
@@ -150,7 +150,7 @@ TEST(HalfOpen, ManyThatComeAtTheSameMomentAreKept) {
   HalfOpen half_open;
   const auto add = [&](HalfOpen::Clock::time_point now) {
     connections.push_back(std::make_shared<StreamConnection>(
-        own, "stranger", true, ConnectionEvents{}, thread, poller, budget, nullptr));
+        own, "stranger", std::nullopt, ConnectionEvents{}, thread, poller, budget, nullptr));
     half_open.add(
         connections.back(), [](const Error&) {}, now);
   };
@@ -187,7 +187,7 @@ TEST_P(StreamFlood, APausedConnectionIsNotReadAndGoesOn) {
   const auto address = server->listen([&] { return in->events(); }).front();
   const auto client = make_stream_endpoint(options(2), {{GetParam()}, "127.0.0.1"});
   const auto out = std::make_shared<Recorder>();
-  const auto connection = client->connect(address, out->events());
+  const auto connection = client->connect(address, {1}, out->events());
   ASSERT_TRUE(in->wait_open());
   const auto accepted = in->connection();
   constexpr std::size_t kCount = 20;

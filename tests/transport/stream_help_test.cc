@@ -29,7 +29,7 @@ struct Echo {
     };
     out->handle = std::move(on_message);
     const auto addresses = server->listen([recorder = in] { return recorder->events(); });
-    connection = client->connect(addresses.front(), out->events());
+    connection = client->connect(addresses.front(), {1}, out->events());
     EXPECT_TRUE(out->wait_open()) << out->closed_text();
     EXPECT_TRUE(in->wait_open());
   }

@@ -1,10 +1,15 @@
 // Stitch's own endpoint among processes: peers that are killed, and a process that runs out of
 // descriptors.
+#include <sched.h>
 #include <signal.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 
+#include "stitch/transport/stream/shm_memory.h"
 #include "stitch/transport/stream/stream_endpoint.h"
 #include "tests/support/disabled_test_process.h"
+#include "tests/support/error_of.h"
+#include "tests/support/forked_child.h"
 #include "tests/support/plain_test.h"
 #include "tests/transport/raw_peer.h"
 
@@ -46,7 +51,7 @@ class PoorPeer {
   PoorPeer(const char* address, const char* transport)
       : endpoint_(make_endpoint(2, {transport})), control_(make_endpoint(3, {"tcp"})) {
     const auto addresses = endpoint_->listen([] { return echo(); });
-    connection_ = control_->connect(address, recorder_->events());
+    connection_ = control_->connect(address, {1}, recorder_->events());
     EXPECT_TRUE(recorder_->wait_open());
     const base::Descriptor last(::dup(0));
     const rlimit few{static_cast<rlim_t>(last.get()) + 20, static_cast<rlim_t>(last.get()) + 20};
@@ -67,6 +72,27 @@ class PoorPeer {
   const std::shared_ptr<Recorder> recorder_ = std::make_shared<Recorder>();
   std::shared_ptr<Connection> connection_;
 };
+
+// Containers of one network, each with users of the same numbers.
+TEST(StreamProcess, WithoutASecretSharedMemoryIsForProcessesThatSeeEachOther) {
+  std::array<int, 2> ends{};
+  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()), 0);
+  check_peer_user(ends[0], false);
+  constexpr int kMayNot = 77;
+  testing::ForkedChild child([&] {
+    if (::unshare(CLONE_NEWPID) != 0) return kMayNot;
+    return testing::ForkedChild([&] {  // sees no process outside
+             check_peer_user(ends[0], true);
+             const Error error = testing::error_of([&] { check_peer_user(ends[0], false); });
+             return error.code() == ErrorCode::unauthenticated ? 0 : 2;
+           })
+        .wait();
+  });
+  const int status = child.wait();
+  for (const int end : ends) ::close(end);
+  if (status == kMayNot) GTEST_SKIP() << "only root may make a namespace of processes";
+  EXPECT_EQ(status, 0);
+}
 
 TEST(StreamProcess, DISABLED_PoorEcho) {
   const char* address = std::getenv(kAddressVariable);
@@ -90,7 +116,7 @@ TEST(StreamProcess, RunningOutOfDescriptorsPasses) {
 
     const auto client = make_endpoint(4, {transport});
     const auto first = std::make_shared<Recorder>();
-    const auto before = client->connect(address, first->events());
+    const auto before = client->connect(address, {2}, first->events());
     before->send(make_message("1"), nullptr);
     ASSERT_TRUE(first->wait_messages(1)) << first->closed_text();
     for (int round = 1; round <= 3; ++round) {
@@ -104,7 +130,7 @@ TEST(StreamProcess, RunningOutOfDescriptorsPasses) {
       bool opened = false;
       for (int attempt = 0; attempt < 50 && !opened; ++attempt) {
         const auto late = std::make_shared<Recorder>();
-        const auto connection = client->connect(address, late->events());
+        const auto connection = client->connect(address, {2}, late->events());
         connection->send(make_message("late"), nullptr);
         opened = wait_until([&] { return late->received() == 1 || late->closed().has_value(); }) &&
                  late->received() == 1;
@@ -129,7 +155,7 @@ TEST(StreamProcess, DISABLED_PoorClient) {
   std::string result = "open";
   for (auto& each : own) {
     each = std::make_shared<Recorder>();
-    peer.endpoint().connect(target, each->events());
+    peer.endpoint().connect(target, {4}, each->events());
     if (!each->wait_open()) result = each->closed_text();
   }
   peer.say(result);
@@ -152,7 +178,7 @@ TEST(StreamProcess, DISABLED_PoorText) {
   std::vector<std::shared_ptr<Recorder>> own;
   while (result == "open" && own.size() < 40) {
     own.push_back(std::make_shared<Recorder>());
-    peer.endpoint().connect(target, own.back()->events());
+    peer.endpoint().connect(target, {4}, own.back()->events());
     if (!own.back()->wait_open()) result = own.back()->closed_text();
   }
   peer.say(result);

@@ -33,7 +33,7 @@ class Server {
                   })
                   .front();
     client_ = make_stream_endpoint(options(2), over({transport}));
-    good_ = client_->connect(address, out_->events());
+    good_ = client_->connect(address, {1}, out_->events());
     EXPECT_TRUE(out_->wait_open()) << out_->closed_text();
   }
   ~Server() {
@@ -199,7 +199,7 @@ TEST_P(Strangers, ConnectingToASilentServerFails) {
   }
   ASSERT_EQ(::listen(silent.get(), 8), 0);
   const auto recorder = std::make_shared<Recorder>();
-  endpoint->connect(address, recorder->events())->send(make_message("m"), recorder->done());
+  endpoint->connect(address, {1}, recorder->events())->send(make_message("m"), recorder->done());
   ASSERT_TRUE(recorder->wait_closed());
   EXPECT_EQ(recorder->closed_code(), ErrorCode::disconnected);
   EXPECT_EQ(recorder->closed_text(),

@@ -32,7 +32,7 @@ TEST(TensorPipeEndpoint, EveryAddressItReturnsCanBeConnectedTo) {
   EXPECT_TRUE(addresses[1].starts_with("uv://127.0.0.1:")) << addresses[1];
   for (const auto& address : addresses) {
     const auto out = std::make_shared<Recorder>();
-    const auto connection = client->connect(address, out->events());
+    const auto connection = client->connect(address, {1}, out->events());
     EXPECT_TRUE(out->wait_open()) << out->closed_text();
     EXPECT_EQ(connection->describe(), address);
   }
@@ -45,7 +45,7 @@ TEST(TensorPipeEndpoint, PeersWithDifferentTransportsMeetOnACommonOne) {
   const auto in = std::make_shared<Recorder>();
   const auto addresses = server->listen([&] { return in->events(); });
   const auto wrong = std::make_shared<Recorder>();
-  client->connect(addresses[0], wrong->events());
+  client->connect(addresses[0], {1}, wrong->events());
   ASSERT_TRUE(wrong->wait_closed());
   EXPECT_EQ(wrong->closed_text(),
             "connect to \"" + addresses[0] +
@@ -53,7 +53,7 @@ TEST(TensorPipeEndpoint, PeersWithDifferentTransportsMeetOnACommonOne) {
   const auto out = std::make_shared<Recorder>();
   Message message = make_message("over uv");
   message.buffers.push_back(make_filled_buffer(50000, 3));
-  client->connect(addresses[1], out->events())->send(std::move(message), out->done());
+  client->connect(addresses[1], {1}, out->events())->send(std::move(message), out->done());
   ASSERT_TRUE(in->wait_messages(1)) << out->closed_text();
   EXPECT_TRUE(is_filled(in->take_messages()[0].buffers[0], 50000, 3));
 }
@@ -105,7 +105,7 @@ TEST(TensorPipeEndpoint, SpeaksIpv6) {
   const auto in = std::make_shared<Recorder>();
   const auto addresses = server->listen([&] { return in->events(); });
   EXPECT_TRUE(addresses[0].starts_with("uv://[::1]:")) << addresses[0];
-  client->connect(addresses[0], {})->send(make_message("six"), nullptr);
+  client->connect(addresses[0], {1}, {})->send(make_message("six"), nullptr);
   EXPECT_TRUE(in->wait_messages(1));
 }
 
@@ -120,7 +120,7 @@ TEST(TensorPipeEndpoint, CarriesBuffersOverEveryChannel) {
       const std::vector<std::size_t> sizes{0, 1, 20000, 0, std::size_t{8} << 20};
       Message message = make_message("m");
       for (const std::size_t size : sizes) message.buffers.push_back(make_filled_buffer(size, 5));
-      client->connect(addresses[0], out->events())->send(std::move(message), out->done());
+      client->connect(addresses[0], {1}, out->events())->send(std::move(message), out->done());
       ASSERT_TRUE(in->wait_messages(1))
           << transport << " " << channel << ": " << out->closed_text();
       const auto messages = in->take_messages();
@@ -137,7 +137,7 @@ TEST(TensorPipeEndpoint, RefusesToSendDeviceMemory) {
   const auto in = std::make_shared<Recorder>();
   const auto out = std::make_shared<Recorder>();
   const auto addresses = endpoint->listen([&] { return in->events(); });
-  const auto connection = endpoint->connect(addresses[0], out->events());
+  const auto connection = endpoint->connect(addresses[0], {1}, out->events());
   int elsewhere = 0;
   Message message = make_message("m");
   message.buffers.push_back(
@@ -157,7 +157,7 @@ TEST(TensorPipeEndpoint, AHandshakeThatIsNotAnsweredTimesOut) {
   impatient.handshake_timeout = std::chrono::milliseconds(100);
   auto endpoint = make_tensorpipe_endpoint(impatient, over({"uv"}));
   const auto recorder = std::make_shared<Recorder>();
-  endpoint->connect(address, recorder->events())->send(make_message("m"), recorder->done());
+  endpoint->connect(address, {1}, recorder->events())->send(make_message("m"), recorder->done());
   ASSERT_TRUE(recorder->wait_closed());
   EXPECT_EQ(recorder->closed_code(), ErrorCode::disconnected);
   EXPECT_EQ(recorder->closed_text(),
@@ -177,7 +177,7 @@ TEST(TensorPipeEndpoint, ConnectionsThatAreClosedImmediatelyDoNotStopIt) {
     bool opened = false;
     for (int attempt = 0; attempt < 200 && !opened; ++attempt) {
       const auto recorder = std::make_shared<Recorder>();
-      client->connect(addresses[0], recorder->events());
+      client->connect(addresses[0], {1}, recorder->events());
       opened = recorder->wait_open();
       if (!opened) std::this_thread::sleep_for(std::chrono::milliseconds(20));
     }

@@ -351,10 +351,10 @@ class FaultyEndpoint final : public Endpoint {
       return std::make_shared<FaultyConnection>(faults, "of a peer")->wrap(accept());
     });
   }
-  std::shared_ptr<Connection> connect(const std::string& address,
+  std::shared_ptr<Connection> connect(const std::string& address, Wanted whom,
                                       ConnectionEvents events) override {
     auto connection = std::make_shared<FaultyConnection>(faults_, "to " + address);
-    connection->set_inner(endpoint_->connect(address, connection->wrap(std::move(events))));
+    connection->set_inner(endpoint_->connect(address, whom, connection->wrap(std::move(events))));
     return connection;
   }
   bool help(base::AwaitedFlag& done, std::chrono::steady_clock::time_point deadline) override {

@@ -31,12 +31,16 @@ class LoopbackEndpointState : public std::enable_shared_from_this<LoopbackEndpoi
   LoopbackEndpointState(EndpointOptions options, std::shared_ptr<LoopbackNetwork> network)
       : options(std::move(options)), network(std::move(network)) {}
 
-  const EndpointOptions options;
+  EndpointOptions options;  // constant once it listens or connects
   const std::shared_ptr<LoopbackNetwork> network;
   const std::shared_ptr<base::TaskThread> thread = std::make_shared<base::TaskThread>();
 
   [[nodiscard]] std::vector<std::string> listen(Endpoint::Accept accept);
-  [[nodiscard]] std::shared_ptr<Connection> connect(const std::string& address,
+  [[nodiscard]] std::vector<std::string> bind();
+  void become(const Hello& self, const std::vector<std::string>& /*addresses*/) {
+    options.self = self;
+  }
+  [[nodiscard]] std::shared_ptr<Connection> connect(const std::string& address, Wanted whom,
                                                     ConnectionEvents events);
   void close();
   void join();
@@ -53,6 +57,8 @@ class LoopbackEndpointState : public std::enable_shared_from_this<LoopbackEndpoi
   base::Mutex mutex_;
   std::string address_ STITCH_GUARDED_BY(mutex_);
   std::shared_ptr<const Endpoint::Accept> accept_ STITCH_GUARDED_BY(mutex_);
+  // Connections that have come before it listens.
+  std::vector<std::shared_ptr<LoopbackConnection>> early_ STITCH_GUARDED_BY(mutex_);
 };
 
 [[nodiscard]] Error closed_endpoint_error() {
@@ -93,9 +99,9 @@ namespace {
 class LoopbackConnection final : public HandshakingConnection {
  public:
   LoopbackConnection(std::shared_ptr<LoopbackEndpointState> endpoint,
-                     std::shared_ptr<LoopbackEndpointState> peer_endpoint, Role role,
-                     std::string name, ConnectionEvents events)
-      : HandshakingConnection(endpoint->options, role, std::move(events), endpoint->thread),
+                     std::shared_ptr<LoopbackEndpointState> peer_endpoint,
+                     std::optional<Wanted> whom, std::string name, ConnectionEvents events)
+      : HandshakingConnection(endpoint->options, whom, std::move(events), endpoint->thread),
         endpoint_(std::move(endpoint)),
         peer_endpoint_(std::move(peer_endpoint)),
         name_(std::move(name)) {}
@@ -257,20 +263,34 @@ void LoopbackConnection::shut() {
 }
 
 std::vector<std::string> LoopbackEndpointState::listen(Endpoint::Accept accept) {
+  std::vector<std::shared_ptr<LoopbackConnection>> early;
+  std::string address;
+  {
+    base::MutexLock lock(mutex_);
+    if (connections_.closed()) throw closed_endpoint_error();
+    if (accept_ != nullptr)
+      throw Error(ErrorCode::invalid_argument, "endpoint listens already, on " + address_);
+    accept_ = std::make_shared<const Endpoint::Accept>(std::move(accept));
+    if (address_.empty()) address_ = network->impl().add(shared_from_this());
+    address = address_;
+    early.swap(early_);
+  }
+  for (auto& each : early) thread->post([self = shared_from_this(), each] { self->accept(each); });
+  return {address};
+}
+
+std::vector<std::string> LoopbackEndpointState::bind() {
   base::MutexLock lock(mutex_);
   if (connections_.closed()) throw closed_endpoint_error();
-  if (!address_.empty())
-    throw Error(ErrorCode::invalid_argument, "endpoint listens already, on " + address_);
-  accept_ = std::make_shared<const Endpoint::Accept>(std::move(accept));
-  address_ = network->impl().add(shared_from_this());
+  if (address_.empty()) address_ = network->impl().add(shared_from_this());
   return {address_};
 }
 
-std::shared_ptr<Connection> LoopbackEndpointState::connect(const std::string& address,
+std::shared_ptr<Connection> LoopbackEndpointState::connect(const std::string& address, Wanted whom,
                                                            ConnectionEvents events) {
   std::shared_ptr<LoopbackEndpointState> to = network->impl().find(address);
-  auto connection = std::make_shared<LoopbackConnection>(shared_from_this(), to, Role::connecting,
-                                                         address, std::move(events));
+  auto connection = std::make_shared<LoopbackConnection>(shared_from_this(), to, whom, address,
+                                                         std::move(events));
   if (!connections_.add(connection)) {
     thread->post([connection] { connection->finish_reading(closed_endpoint_error()); });
   } else if (to == nullptr) {
@@ -291,6 +311,10 @@ void LoopbackEndpointState::accept(const std::shared_ptr<LoopbackConnection>& fr
   {
     base::MutexLock lock(mutex_);
     accept = accept_;
+    if (accept == nullptr && !connections_.closed()) {
+      early_.push_back(from);
+      return;
+    }
   }
   LoopbackEndpointState& other = from->endpoint();
   if (accept == nullptr) {
@@ -303,7 +327,7 @@ void LoopbackEndpointState::accept(const std::shared_ptr<LoopbackConnection>& fr
     return;
   }
   const auto half = std::make_shared<LoopbackConnection>(
-      shared_from_this(), other.shared_from_this(), Role::accepting,
+      shared_from_this(), other.shared_from_this(), std::nullopt,
       from->describe() + " from worker id " + std::to_string(other.options.self.id), (*accept)());
   const bool added = connections_.add(half);
   if (!added || !LoopbackConnection::link(from, half)) {
@@ -327,12 +351,15 @@ void LoopbackEndpointState::close() {
   if (!open) return;
   std::string address;
   std::shared_ptr<const Endpoint::Accept> accept;
+  std::vector<std::shared_ptr<LoopbackConnection>> early;
   {
     // listen() stores the address under this lock, unless the endpoint is closed.
     base::MutexLock lock(mutex_);
     address.swap(address_);
     accept = std::move(accept_);
+    early.swap(early_);
   }
+  for (auto& each : early) thread->post([self = shared_from_this(), each] { self->accept(each); });
   if (!address.empty()) network->impl().remove(address);
   for (const auto& connection : *open) connection->close(closed);
 }

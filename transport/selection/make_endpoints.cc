@@ -14,7 +14,7 @@ std::vector<std::unique_ptr<Endpoint>> make_endpoints(const EndpointOptions& opt
                                                       TransportChoice choice) {
   base::check_names("transport", choice.transports, {"shm", "tcp", "tensorpipe-shm", "uv"});
   check_bind_address(choice.bind_address);
-  StreamOptions stream{{}, choice.bind_address};
+  StreamOptions stream{{}, choice.bind_address, choice.more_addresses};
   TensorPipeOptions tensorpipe{{}, choice.channels, choice.bind_address};
   std::string reasons;
   for (const auto& transport : choice.transports) {

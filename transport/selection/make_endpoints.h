@@ -15,6 +15,7 @@ struct TransportChoice {
   std::vector<std::string> transports{"shm", "tcp"};
   std::vector<std::string> channels{"basic"};
   std::string bind_address = "127.0.0.1";
+  std::vector<std::string> more_addresses{};  // of this host where "tcp" listens, too
 };
 
 // The endpoints for `choice`, without the transports that fail a self-transfer, which are reported

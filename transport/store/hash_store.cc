@@ -1,6 +1,7 @@
 #include "stitch/transport/store/hash_store.h"
 
-#include <unordered_set>
+#include <map>
+#include <utility>
 
 #include "stitch/base/deadline.h"
 #include "stitch/base/mutex.h"
@@ -10,46 +11,33 @@ namespace stitch::transport {
 
 namespace {
 
-class HashStore final : public Store {
+class HashStore final : public Store, public std::enable_shared_from_this<HashStore> {
  public:
   void set(const std::string& key, const std::string& value) override {
-    in_store(describe(), [&] {
-      check_key(key);
-      check_value(key, value);
-      const base::MutexLock lock(mutex_);
-      map_.set(key, value);
-      wake_waiters();
-    });
+    in_store(describe(), [&] { check_entry(key, value); });
+    const base::MutexLock lock(mutex_);
+    map_.set(key, value);
+    changed_.notify_all();
   }
 
   std::string get(const std::string& key, Timeout timeout) override {
-    return in_store(describe(), [&] {
-      check_key(key);
-      const auto deadline = base::deadline_after(timeout);
-      const base::MutexLock lock(mutex_);
-      const std::string* value = nullptr;
-      while ((value = map_.find(key)) == nullptr) wait_for({key}, timeout, deadline);
-      return *value;
-    });
+    in_store(describe(), [&] { check_key(key); });
+    const auto deadline = base::deadline_after(timeout);
+    const base::MutexLock lock(mutex_);
+    const std::string* value = nullptr;
+    while ((value = map_.find(key)) == nullptr) {
+      if (std::chrono::steady_clock::now() >= deadline)
+        throw in_store(not_set_error(key, timeout), describe());
+      changed_.wait_until(mutex_, deadline);
+    }
+    return *value;
   }
 
   std::optional<std::string> try_get(const std::string& key) override {
-    return in_store(describe(), [&]() -> std::optional<std::string> {
-      check_key(key);
-      const base::MutexLock lock(mutex_);
-      const std::string* value = map_.find(key);
-      if (value == nullptr) return std::nullopt;
-      return *value;
-    });
-  }
-
-  void wait(const std::vector<std::string>& keys, Timeout timeout) override {
-    in_store(describe(), [&] {
-      check_keys(keys);
-      const auto deadline = base::deadline_after(timeout);
-      const base::MutexLock lock(mutex_);
-      wait_for(keys, timeout, deadline);
-    });
+    in_store(describe(), [&] { check_key(key); });
+    const base::MutexLock lock(mutex_);
+    const std::string* value = map_.find(key);
+    return value == nullptr ? std::nullopt : std::optional(*value);
   }
 
   std::int64_t add(const std::string& key, std::int64_t delta) override {
@@ -57,57 +45,62 @@ class HashStore final : public Store {
       check_key(key);
       const base::MutexLock lock(mutex_);
       const std::int64_t sum = map_.add(key, delta);
-      wake_waiters();
+      changed_.notify_all();
       return sum;
     });
   }
 
   std::string compare_and_set(const std::string& key, const std::optional<std::string>& expected,
                               const std::string& desired) override {
-    return in_store(describe(), [&] {
-      check_compare(key, expected, desired);
-      const base::MutexLock lock(mutex_);
-      std::string value = map_.compare_and_set(key, expected, desired);
-      wake_waiters();
-      return value;
-    });
+    in_store(describe(), [&] { check_compare(key, expected, desired); });
+    const base::MutexLock lock(mutex_);
+    changed_.notify_all();
+    return map_.compare_and_set(key, expected, desired);
   }
 
   bool erase(const std::string& key) override {
-    return in_store(describe(), [&] {
-      check_key(key);
-      const base::MutexLock lock(mutex_);
-      return map_.erase(key);
-    });
+    in_store(describe(), [&] { check_key(key); });
+    const base::MutexLock lock(mutex_);
+    return map_.erase(key);
+  }
+
+  Claimed claim(const std::string& key, const std::string& value) override {
+    in_store(describe(), [&] { check_entry(key, value); });
+    const base::MutexLock lock(mutex_);
+    StoreMap::Holder holder = map_.claim(key, value);
+    if (!holder.claimed) return {nullptr, std::move(holder.value)};
+    changed_.notify_all();
+    return {std::make_unique<HashClaim>(shared_from_this(), key), value};
+  }
+
+  std::map<std::string, std::string> claims(const std::string& prefix, std::size_t count,
+                                            Timeout timeout) override {
+    const auto deadline = base::deadline_after(timeout);
+    const base::MutexLock lock(mutex_);
+    for (;;) {
+      StoreMap::Entries found = map_.claims(prefix);
+      if (found.size() >= count || std::chrono::steady_clock::now() >= deadline) return found;
+      changed_.wait_until(mutex_, deadline);
+    }
   }
 
   std::string describe() const override { return "hash store"; }
 
  private:
-  void wake_waiters() STITCH_REQUIRES(mutex_) {
-    const std::vector<StoreMap::WaitId> ready = map_.take_ready();
-    if (ready.empty()) return;
-    ready_.insert(ready.begin(), ready.end());
-    became_ready_.notify_all();
-  }
-
-  void wait_for(const std::vector<std::string>& keys, Timeout timeout,
-                std::chrono::steady_clock::time_point deadline) STITCH_REQUIRES(mutex_) {
-    const StoreMap::WaitId wait = map_.wait(keys);
-    if (wait == 0) return;
-    while (!ready_.contains(wait)) {
-      if (became_ready_.wait_until(mutex_, deadline) || ready_.contains(wait)) continue;
-      map_.cancel(wait);
-      throw not_set_error(map_.missing(keys), timeout);
+  struct HashClaim final : Claim {
+    HashClaim(std::shared_ptr<HashStore> of, std::string claimed)
+        : store(std::move(of)), key(std::move(claimed)) {}
+    ~HashClaim() override {
+      const base::MutexLock lock(store->mutex_);
+      store->map_.release(key);
     }
-    ready_.erase(wait);
-  }
+    const std::shared_ptr<HashStore> store;
+    const std::string key;
+  };
 
   base::Mutex mutex_;
-  base::CondVar became_ready_;
+  base::CondVar changed_;
   StoreMap map_ STITCH_GUARDED_BY(mutex_);
-  std::unordered_set<StoreMap::WaitId> ready_
-      STITCH_GUARDED_BY(mutex_);  // waits that are over, until their threads see it
 };
 
 }  // namespace

@@ -22,12 +22,6 @@ class PrefixStore final : public Store {
   std::optional<std::string> try_get(const std::string& key) override {
     return store_->try_get(full(key));
   }
-  void wait(const std::vector<std::string>& keys, Timeout timeout) override {
-    std::vector<std::string> full_keys;
-    full_keys.reserve(keys.size());
-    for (const std::string& key : keys) full_keys.push_back(full(key));
-    store_->wait(full_keys, timeout);
-  }
   std::int64_t add(const std::string& key, std::int64_t delta) override {
     return store_->add(full(key), delta);
   }
@@ -36,6 +30,19 @@ class PrefixStore final : public Store {
     return store_->compare_and_set(full(key), expected, desired);
   }
   bool erase(const std::string& key) override { return store_->erase(full(key)); }
+  Claimed claim(const std::string& key, const std::string& value) override {
+    return store_->claim(full(key), value);
+  }
+  std::map<std::string, std::string> claims(const std::string& prefix, std::size_t count,
+                                            Timeout timeout) override {
+    std::map<std::string, std::string> found;
+    const std::string all = prefix_ + '/' + prefix;
+    for (auto& [key, value] : store_->claims(all, count, timeout)) {
+      // A store of others may say anything.
+      if (key.starts_with(all)) found.emplace(key.substr(prefix_.size() + 1), std::move(value));
+    }
+    return found;
+  }
   std::string describe() const override { return store_->describe(); }
 
  private:

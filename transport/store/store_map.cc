@@ -1,6 +1,5 @@
 #include "stitch/transport/store/store_map.h"
 
-#include <algorithm>
 #include <charconv>
 #include <utility>
 
@@ -18,26 +17,12 @@ std::string quoted(const std::string& text) {
 
 }  // namespace
 
-void StoreMap::set(const std::string& key, std::string value) {
-  values_.insert_or_assign(key, std::move(value));
-  const auto queue = queues_.find(key);
-  if (queue == queues_.end()) return;
-  const std::unordered_set<WaitId> woken = std::move(queue->second);
-  queues_.erase(queue);
-  for (const WaitId id : woken) {
-    const auto wait = waits_.find(id);
-    if (enqueue(id, wait->second)) continue;
-    waits_.erase(wait);
-    ready_.push_back(id);
-  }
-}
-
 const std::string* StoreMap::find(const std::string& key) const {
   const auto found = values_.find(key);
   return found == values_.end() ? nullptr : &found->second;
 }
 
-std::int64_t StoreMap::sum(const std::string& key, std::int64_t delta) const {
+std::int64_t StoreMap::add(const std::string& key, std::int64_t delta) {
   std::int64_t number = 0;
   if (const std::string* value = find(key); value != nullptr) {
     const auto [end, error] = std::from_chars(value->data(), value->data() + value->size(), number);
@@ -52,6 +37,7 @@ std::int64_t StoreMap::sum(const std::string& key, std::int64_t delta) const {
                                              std::to_string(delta) + " for key " + quoted(key) +
                                              " overflows 64 bits");
   }
+  set(key, std::to_string(sum));
   return sum;
 }
 
@@ -60,66 +46,41 @@ bool StoreMap::matches(const std::string& key, const std::optional<std::string>&
   return value == nullptr ? !expected.has_value() : expected.has_value() && *value == *expected;
 }
 
-bool StoreMap::erase(const std::string& key) { return values_.erase(key) > 0; }
-
-std::int64_t StoreMap::add(const std::string& key, std::int64_t delta) {
-  const std::int64_t result = sum(key, delta);
-  set(key, std::to_string(result));
-  return result;
-}
-
 std::string StoreMap::compare_and_set(const std::string& key,
                                       const std::optional<std::string>& expected,
                                       const std::string& desired) {
-  if (matches(key, expected)) {
-    set(key, desired);
-    return desired;
-  }
+  if (matches(key, expected)) set(key, desired);
   const std::string* value = find(key);
   return value == nullptr ? std::string() : *value;
 }
 
-std::vector<std::string> StoreMap::missing(const std::vector<std::string>& keys) const {
-  std::vector<std::string> missing;
-  std::copy_if(keys.begin(), keys.end(), std::back_inserter(missing),
-               [this](const std::string& key) { return !values_.contains(key); });
-  return missing;
+StoreMap::Holder StoreMap::claim(const std::string& key, const std::string& value) {
+  const auto [place, free] = claims_.try_emplace(key, value);
+  return {free, place->second};
 }
 
-bool StoreMap::enqueue(WaitId id, Wait& wait) {
-  // Checks all keys, from the last one waited for: another may have been erased meanwhile.
-  for (std::size_t step = 0; step < wait.keys.size(); ++step) {
-    const std::size_t index = (wait.at + step) % wait.keys.size();
-    if (values_.contains(wait.keys[index])) continue;
-    wait.at = index;
-    queues_[wait.keys[index]].insert(id);
-    return true;
+std::size_t StoreMap::release(const std::string& key) {
+  const auto claim = claims_.extract(key);
+  return claim.empty() ? 0 : claim.mapped().size();
+}
+
+StoreMap::Entries StoreMap::claims(const std::string& prefix) const {
+  Entries found;
+  for (auto at = claims_.lower_bound(prefix); at != claims_.end(); ++at) {
+    if (!at->first.starts_with(prefix)) break;
+    found.insert(found.end(), *at);
   }
-  return false;
+  return found;
 }
 
-StoreMap::WaitId StoreMap::wait(std::vector<std::string> keys) {
-  Wait wait{std::move(keys)};
-  const WaitId id = next_wait_;
-  if (!enqueue(id, wait)) return 0;
-  ++next_wait_;
-  waits_.emplace(id, std::move(wait));
-  return id;
-}
-
-void StoreMap::cancel(WaitId wait) {
-  std::erase(ready_, wait);
-  const auto found = waits_.find(wait);
-  if (found == waits_.end()) return;
-  const auto queue = queues_.find(found->second.keys[found->second.at]);
-  if (queue != queues_.end()) {  // missing when memory ran out inside a set()
-    queue->second.erase(wait);
-    if (queue->second.empty()) queues_.erase(queue);
+std::size_t StoreMap::count_claims(const std::string& prefix) const {
+  std::size_t count = 0;
+  for (auto at = claims_.lower_bound(prefix); at != claims_.end(); ++at) {
+    if (!at->first.starts_with(prefix)) break;
+    ++count;
   }
-  waits_.erase(found);
+  return count;
 }
-
-std::vector<StoreMap::WaitId> StoreMap::take_ready() { return std::exchange(ready_, {}); }
 
 void check_key(const std::string& key) {
   if (key.empty()) throw Error(ErrorCode::invalid_argument, "an empty key cannot be used");
@@ -131,15 +92,15 @@ void check_key(const std::string& key) {
   }
 }
 
-void check_keys(const std::vector<std::string>& keys) {
-  std::for_each(keys.begin(), keys.end(), check_key);
+void check_entry(const std::string& key, const std::string& value) {
+  check_key(key);
+  check_value(key, value);
 }
 
 void check_compare(const std::string& key, const std::optional<std::string>& expected,
                    const std::string& desired) {
-  check_key(key);
   if (expected.has_value()) check_value(key, *expected);
-  check_value(key, desired);
+  check_entry(key, desired);
 }
 
 void check_value(const std::string& key, const std::string& value) {
@@ -151,15 +112,9 @@ void check_value(const std::string& key, const std::string& value) {
   }
 }
 
-Error not_set_error(const std::vector<std::string>& missing, Store::Timeout timeout) {
-  constexpr std::size_t kNamed = 8;
-  std::string text = missing.size() == 1 ? "key " : "keys ";
-  for (std::size_t index = 0; index < missing.size() && index < kNamed; ++index)
-    text += (index > 0 ? ", " : "") + quoted(missing[index]);
-  if (missing.size() > kNamed) text += " and " + std::to_string(missing.size() - kNamed) + " more";
-  text += missing.size() == 1 ? " was" : " were";
-  return Error(ErrorCode::timeout,
-               text + " not set within " + std::to_string(timeout.count()) + " ms");
+Error not_set_error(const std::string& key, Store::Timeout timeout) {
+  return Error(ErrorCode::timeout, "key " + quoted(key) + " was not set within " +
+                                       std::to_string(timeout.count()) + " ms");
 }
 
 Error in_store(const Error& error, const std::string& store) {

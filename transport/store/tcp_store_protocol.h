@@ -1,53 +1,65 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
+#include <map>
+#include <memory>
+#include <optional>
 #include <string>
 
-#include "stitch/base/bytes.h"
 #include "stitch/base/error.h"
 #include "stitch/transport/store/store.h"
-#include "stitch/transport/store/tcp_store.h"
+#include "stitch/transport/wire/frame.h"
 
-// The requests and replies of the TCP store, in the frames of FramedStream, after the handshake
-// (store_handshake.h). With a secret each is a sealed record (session_seal.h). Integers are
-// little-endian, strings are {u32 length, bytes}.
-//
-//   client: u64 id, u8 operation, arguments:   set {key, value}   get {key, i64 timeout ms}
-//           try_get {key}   wait {u32 count, keys, i64 timeout ms}   add {key, i64}
-//           compare_and_set {key, u8 is expected, expected, desired}   erase {key}
-//   server: u64 id, status; when that is 0: the result:   get {value}   try_get {u8 is there,
-//           value}   add {i64}   compare_and_set {value}   erase {u8}. Otherwise a text. In any
-//           order: replies to gets and waits are sent once the keys are there
-//   server: u64 0, status, text: the reason for which it closes the connection
-//
-// status is a u8: 0, or an ErrorCode. Ids begin at 1. A malformed message ends its connection.
 namespace stitch::transport {
 
+// What a client of a TCP store and the server send each other, as frames of a connection between
+// workers (WIRE.md). Kind 1 is a request:
+//   {u64 number, u8 operation, string key, string value, u8 whether the next is there, string
+//   expected value, i64 count}
+// Kind 2 is its reply:
+//   {u64 number, u8 ErrorCode or 0, u8 whether the value is there, i64 count, u32 entries, for
+//   each: string key, string value}
+// and the value, or the text of the error, as a buffer. Strings have their length before them in 4
+// bytes. `get` and `claims` are answered when the key is there, or so many claims; `stop_waiting`
+// asks for the answer of another request now. `release` and `stop_waiting` have no reply of their
+// own.
 enum class StoreOperation : std::uint8_t {
   set = 1,
   get,
   try_get,
-  wait,
   add,
   compare_and_set,
-  erase
+  erase,
+  claim,
+  claims,
+  release,
+  stop_waiting,
 };
 
-inline constexpr std::size_t kMaxKeysOfAWait = 16384;
-inline constexpr std::uint64_t kFarewell = 0;  // instead of the id of a request
-inline constexpr std::size_t kMaxReplyBytes = Store::kMaxValueBytes + 4096;
-inline constexpr std::size_t kMaxRequestBytes = 2 * Store::kMaxValueBytes + 4096;
+struct StoreRequest {
+  std::uint64_t number = 0;  // chosen by the client
+  StoreOperation operation = StoreOperation::set;
+  std::string key{};  // claims: the prefix
+  std::string value{};
+  std::optional<std::string> expected{};  // compare_and_set
+  std::int64_t count = 0;                 // add, claims; stop_waiting: the number of the other one
+};
 
-[[nodiscard]] base::Bytes encode_accepted(const base::Bytes& rest);
-[[nodiscard]] base::Bytes encode_refused(ErrorCode code, const std::string& text);
-// The result after a status of 0. Throws the Error that was sent otherwise, or Error(protocol).
-[[nodiscard]] std::span<const std::byte> decode_status(std::span<const std::byte> bytes);
+struct StoreReply {
+  std::uint64_t number = 0;
+  std::optional<ErrorCode> error{};  // its text is the value
+  std::shared_ptr<const std::string> value{};
+  std::int64_t count = 0;                        // add: the sum; erase, claim: 1 for yes
+  std::map<std::string, std::string> entries{};  // claims
+};
 
-// "host:port", with brackets around an IPv6 address; "host:29500..29503" for a span of ports.
-[[nodiscard]] std::string store_address(const std::string& host, std::uint16_t port,
-                                        int port_span = 1);
-// The number of ports from options.port on that are tried.
-[[nodiscard]] int ports_of(const TcpStoreOptions& options);
+// Of a request, with what stands around its key and values.
+inline constexpr std::size_t kMaxRequestBytes = 2 * Store::kMaxValueBytes + 8192;
+
+[[nodiscard]] Message encode(const StoreRequest& request);
+[[nodiscard]] Message encode(const StoreReply& reply);
+// Throw Error(protocol) for a message that is malformed, or has what a store does not take.
+[[nodiscard]] StoreRequest decode_store_request(const Message& message);
+[[nodiscard]] StoreReply decode_store_reply(const Message& message);
 
 }  // namespace stitch::transport

@@ -1,231 +1,146 @@
-#include <uv.h>
-
 #include <algorithm>
-#include <map>
+#include <atomic>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
-#include "stitch/base/deadline.h"
 #include "stitch/base/mutex.h"
-#include "stitch/transport/store/callback_guard.h"
-#include "stitch/transport/store/listen_addresses.h"
-#include "stitch/transport/store/store_requests.h"
-#include "stitch/transport/store/store_session.h"
+#include "stitch/transport/store/store_address.h"
+#include "stitch/transport/store/store_service.h"
 #include "stitch/transport/store/tcp_store.h"
 #include "stitch/transport/store/tcp_store_protocol.h"
+#include "stitch/transport/stream/stream_endpoint.h"
 
 namespace stitch::transport {
 
 namespace {
 
-constexpr std::chrono::milliseconds kAcceptBackoff{100};  // after one that failed
-constexpr int kBacklog = 1024;
-
-// A result that another thread waits for.
-template <class T>
-class Answer {
- public:
-  void set(T value) {
-    const base::MutexLock lock(mutex_);
-    value_ = std::move(value);
-    set_.notify_all();
-  }
-  T wait() {
-    const base::MutexLock lock(mutex_);
-    while (!value_.has_value()) set_.wait(mutex_);
-    return std::move(*value_);
-  }
-
- private:
-  base::Mutex mutex_;
-  base::CondVar set_;
-  std::optional<T> value_ STITCH_GUARDED_BY(mutex_);
-};
+// Of all requests that are being received.
+constexpr std::size_t kMaxReceivingBytes = std::size_t{256} << 20;
+// Of replies that a client has not read: from here on no more of its requests are read, and it is
+// dropped.
+constexpr std::size_t kPauseAtUnsent = std::size_t{16} << 20;
+constexpr std::size_t kDropAtUnsent = std::size_t{256} << 20;
 
 }  // namespace
 
-// Everything below runs on the loop's thread, unless stated otherwise; the constructor on any.
-class TcpStoreServer::Impl final : public StoreSessionOwner,
-                                   public std::enable_shared_from_this<Impl> {
+// Thread contract: any thread. No lock is held while it sends.
+class TcpStoreServer::Impl {
  public:
-  Impl(base::EventLoop& loop, const TcpStoreOptions& options)
-      : loop_(loop),
-        options_(options),
-        frame_budget_(std::make_shared<ByteBudget>(options.max_bytes)),
-        requests_(std::make_shared<StoreRequests>(loop, options.max_bytes)) {}
-
-  // Not on the loop's thread.
-  void start() {
-    const std::string name =
-        "tcp store at " + store_address(options_.host, options_.port, ports_of(options_));
-    std::vector<sockaddr_storage> addresses = listen_addresses(options_.host, name);
-    Answer<int> answer;
-    const bool posted = loop_.post([&, self = shared_from_this()] {
-      int status = UV_ENOMEM;
-      guard_callback([&] { status = self->listen(addresses); }, [](const Error&) {});
-      answer.set(status);
-    });
-    if (!posted) {
-      throw Error(ErrorCode::disconnected, name + " cannot listen: its event loop is closed");
+  explicit Impl(const TcpStoreOptions& options) : options_(options), service_(options.max_bytes) {
+    const std::string name = store_name(options.host, options.port);
+    EndpointOptions self;
+    self.self.id = Hello::kStoreId;
+    self.self.epoch = 1;
+    self.self.name = "store";
+    self.secret = options.key;
+    self.encryption = options.encryption;
+    self.max_frame_bytes = self.max_message_bytes = kMaxRequestBytes;
+    self.max_receiving_bytes = kMaxReceivingBytes;
+    try {
+      std::vector<ListeningSocket> sockets = listen_for_store(options.host, options.port);
+      port_ = bound_address(sockets.at(0).socket.get()).port();
+      endpoint_ = make_stream_endpoint(std::move(self), {{"tcp"}}, std::move(sockets));
+      addresses_ = endpoint_->listen([this] { return events(); });
+    } catch (const Error& error) {
+      throw Error(error.code(), name + " cannot listen: " + error.what());
     }
-    if (const int status = answer.wait(); status < 0)
-      throw Error(ErrorCode::disconnected, name + " cannot listen: " + uv_strerror(status));
   }
 
-  // Any thread; returns when the port is free again, unless on the loop's thread.
-  void stop() {
-    if (loop_.on_loop_thread()) {
-      close();
-      return;
-    }
-    if (loop_.post([self = shared_from_this()] { self->close(); })) stopped_.wait();
-  }
-
-  std::uint16_t port() const { return port_; }
-
-  void check_room() const override;
-  void on_open(StoreSession& session) override { handshaking_.erase(session.number()); }
-  void on_request(const std::shared_ptr<StoreSession>& session,
-                  std::span<const std::byte> frame) override {
-    requests_->perform(session, frame);
-  }
-  void on_closed(StoreSession& session) override;
+  [[nodiscard]] std::uint16_t port() const { return port_; }
+  [[nodiscard]] const std::vector<std::string>& addresses() const { return addresses_; }
 
  private:
-  struct Listener {
-    uv_tcp_t tcp{};
-    std::shared_ptr<Impl> server;  // until the handle is closed
-    bool open = false;             // it is listening
+  struct Client {
+    StoreService::Client number;
+    std::shared_ptr<Connection> connection;
+    std::shared_ptr<std::atomic<std::size_t>> unsent = std::make_shared<std::atomic<std::size_t>>();
   };
 
-  // 0, or the libuv status of the last attempt.
-  int listen(const std::vector<sockaddr_storage>& addresses) {
-    int status = UV_EADDRNOTAVAIL;
-    for (int offset = 0; offset < ports_of(options_); ++offset) {
-      for (sockaddr_storage address : addresses) {
-        set_port(address, static_cast<std::uint16_t>(options_.port + offset));
-        status = listen_on(address);
-        if (status == 0) return 0;
-        if (status == UV_EADDRINUSE)
-          break;  // not on another address of this port: clients would reach the other server
+  [[nodiscard]] ConnectionEvents events() {
+    ConnectionEvents events;
+    events.check_peer = [this](const Hello& peer) { check(peer); };
+    events.on_open = [this](const std::shared_ptr<Connection>& connection) {
+      const base::MutexLock lock(mutex_);
+      const auto number = ++last_client_;
+      clients_.emplace(number, Client{number, connection});
+      numbers_.emplace(connection.get(), number);
+    };
+    events.on_message = [this](const std::shared_ptr<Connection>& connection, Message message) {
+      on_message(connection, message);
+    };
+    events.on_closed = [this](const std::shared_ptr<Connection>& connection, const Error&) {
+      const base::MutexLock lock(mutex_);
+      const auto number = numbers_.extract(connection.get());
+      if (number.empty()) return;
+      service_.forget(number.mapped());
+      clients_.erase(number.mapped());
+    };
+    return events;
+  }
+
+  void check(const Hello& peer) {
+    if (peer.id != Hello::kStoreClientId) {
+      throw Error(ErrorCode::protocol, "a store listens here, and no worker");
+    }
+    const base::MutexLock lock(mutex_);
+    if (clients_.size() < options_.max_clients) return;
+    throw Error(ErrorCode::overloaded, "the store has " + std::to_string(options_.max_clients) +
+                                           " clients already, the most it takes");
+  }
+
+  void on_message(const std::shared_ptr<Connection>& connection, const Message& message) {
+    const StoreRequest request = decode_store_request(message);
+    std::vector<std::pair<Client, StoreReply>> due;
+    {
+      const base::MutexLock lock(mutex_);
+      const auto number = numbers_.find(connection.get());
+      if (number == numbers_.end()) return;
+      for (auto& [client, reply] : service_.perform(number->second, request)) {
+        const auto found = clients_.find(client);
+        if (found != clients_.end()) due.emplace_back(found->second, std::move(reply));
       }
     }
-    return status;
+    for (const auto& [client, reply] : due) send(client, reply);
   }
 
-  int listen_on(const sockaddr_storage& address) {
-    auto* listener = new Listener{.server = shared_from_this()};
-    uv_tcp_init(loop_.raw(), &listener->tcp);
-    listener->tcp.data = listener;
-    int status = uv_tcp_bind(&listener->tcp, reinterpret_cast<const sockaddr*>(&address), 0);
-    if (status == 0) {
-      status = uv_listen(reinterpret_cast<uv_stream_t*>(&listener->tcp), kBacklog,
-                         [](uv_stream_t* handle, int ready) {
-                           if (ready == 0)
-                             static_cast<Listener*>(handle->data)->server->on_connection(handle);
-                         });
+  static void send(const Client& client, const StoreReply& reply) {
+    Message message = encode(reply);
+    const std::size_t bytes = message.frame.size() + (reply.value ? reply.value->size() : 0);
+    const std::size_t unsent = client.unsent->fetch_add(bytes) + bytes;
+    if (unsent > kDropAtUnsent) {
+      client.connection->close(
+          Error(ErrorCode::overloaded, "the client does not read the replies of the store"));
+    } else if (unsent > kPauseAtUnsent) {
+      client.connection->pause_reading(true);
     }
-    if (status == 0) {
-      sockaddr_storage bound{};
-      int length = sizeof(bound);
-      status = uv_tcp_getsockname(&listener->tcp, reinterpret_cast<sockaddr*>(&bound), &length);
-      port_ = port_of(bound);
-    }
-    if (status == 0) {
-      listener->open = true;
-      listener_ = listener;
-    } else {
-      close(listener);
-    }
-    return status;
+    client.connection->send(std::move(message),
+                            [count = client.unsent, bytes,
+                             weak = std::weak_ptr(client.connection)](const std::optional<Error>&) {
+                              const std::size_t before = count->fetch_sub(bytes);
+                              if (before <= kPauseAtUnsent || before - bytes > kPauseAtUnsent)
+                                return;
+                              if (const auto connection = weak.lock())
+                                connection->pause_reading(false);
+                            });
   }
 
-  static void close(Listener* listener) {
-    uv_close(reinterpret_cast<uv_handle_t*>(&listener->tcp), [](uv_handle_t* handle) {
-      const std::unique_ptr<Listener> mine(static_cast<Listener*>(handle->data));
-      if (mine->open) mine->server->stopped_.set(true);
-    });
-  }
-
-  void close();
-  // A connection can be accepted.
-  void on_connection(uv_stream_t* listener) noexcept;
-  void accept(uv_stream_t* listener);
-
-  base::EventLoop& loop_;
   const TcpStoreOptions options_;
-  std::uint16_t port_ = 0;  // constant once start() has returned
-  Answer<bool> stopped_;
+  std::uint16_t port_ = 0;
+  std::vector<std::string> addresses_;
 
-  // Loop thread only.
-  Listener* listener_ = nullptr;
-  const std::shared_ptr<ByteBudget>
-      frame_budget_;  // separate from values: a full store still replies
-  const std::shared_ptr<StoreRequests> requests_;
-  std::unordered_map<StoreSession*, std::shared_ptr<StoreSession>> sessions_;
-  std::map<std::uint64_t, StoreSession*> handshaking_;  // in their handshake, the oldest first
-  std::uint64_t next_session_ = 1;
+  base::Mutex mutex_;
+  StoreService service_ STITCH_GUARDED_BY(mutex_);
+  StoreService::Client last_client_ STITCH_GUARDED_BY(mutex_) = 0;
+  std::unordered_map<StoreService::Client, Client> clients_ STITCH_GUARDED_BY(mutex_);
+  std::unordered_map<Connection*, StoreService::Client> numbers_ STITCH_GUARDED_BY(mutex_);
+  std::unique_ptr<Endpoint> endpoint_;  // its callbacks use this object: ends first
 };
 
-void TcpStoreServer::Impl::check_room() const {
-  if (sessions_.size() - handshaking_.size() < options_.max_clients) return;
-  throw Error(ErrorCode::overloaded, "it has " + std::to_string(options_.max_clients) +
-                                         " clients already, the most it takes");
-}
-
-void TcpStoreServer::Impl::on_closed(StoreSession& session) {
-  requests_->forget(session);
-  handshaking_.erase(session.number());
-  sessions_.erase(&session);
-}
-
-void TcpStoreServer::Impl::close() {
-  if (listener_ == nullptr) return;
-  for (const auto& [address, session] : sessions_) session->close(Error());
-  close(std::exchange(listener_, nullptr));
-}
-
-void TcpStoreServer::Impl::on_connection(uv_stream_t* listener) noexcept {
-  // libuv reports no further connection before this one is accepted.
-  guard_callback([&] { accept(listener); },
-                 [&](const Error&) {
-                   loop_.call_at(base::deadline_after(kAcceptBackoff),
-                                 [self = shared_from_this(), listener] {
-                                   if (self->listener_ != nullptr) self->on_connection(listener);
-                                 });
-                 });
-}
-
-void TcpStoreServer::Impl::accept(uv_stream_t* listener) {
-  const auto stream = FramedStream::create(loop_.raw());
-  if (const int status = uv_accept(listener, reinterpret_cast<uv_stream_t*>(stream->tcp()));
-      status < 0 || listener_ == nullptr) {
-    stream->close(Error());
-    return;
-  }
-  guard_callback(
-      [&] {
-        if (handshaking_.size() >= std::max<std::size_t>(1, options_.max_handshakes)) {
-          const auto oldest = handshaking_.begin();
-          oldest->second->close(Error());
-          handshaking_.erase(oldest);
-        }
-        const std::uint64_t number = next_session_++;
-        const auto session = std::make_shared<StoreSession>(shared_from_this(), loop_, options_,
-                                                            frame_budget_, stream, number);
-        sessions_.emplace(session.get(), session);
-        handshaking_.emplace(number, session.get());
-        session->start();
-      },
-      [&](const Error& error) { stream->close(error); });
-}
-
-TcpStoreServer::TcpStoreServer(base::EventLoop& loop, const TcpStoreOptions& options)
-    : impl_(std::make_shared<Impl>(loop, options)) {
-  impl_->start();
-}
-TcpStoreServer::~TcpStoreServer() { impl_->stop(); }
+TcpStoreServer::TcpStoreServer(const TcpStoreOptions& options)
+    : impl_(std::make_unique<Impl>(options)) {}
+TcpStoreServer::~TcpStoreServer() = default;
 std::uint16_t TcpStoreServer::port() const { return impl_->port(); }
+const std::vector<std::string>& TcpStoreServer::addresses() const { return impl_->addresses(); }
 
 }  // namespace stitch::transport

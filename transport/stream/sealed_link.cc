@@ -67,9 +67,8 @@ class SealedLink final : public Link {
   SealedLink(std::unique_ptr<Link>&& link, const SessionKeys& keys, Role role,
              std::span<const std::byte> early, std::size_t plain_output)
       : plain_output_(plain_output),
-        sealer_(keys.encryption, keys.cipher,
-                role == Role::connecting ? keys.from_connecting : keys.from_accepting),
-        opener_(keys.encryption, keys.cipher,
+        sealer_(keys.cipher, role == Role::connecting ? keys.from_connecting : keys.from_accepting),
+        opener_(keys.cipher,
                 role == Role::connecting ? keys.from_accepting : keys.from_connecting) {
     if (early.size() > kBufferBytes) {
       throw Error(ErrorCode::protocol,

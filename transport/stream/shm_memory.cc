@@ -79,13 +79,18 @@ void allocate_pages(int memory) {
 
 }  // namespace
 
-void check_peer_user(int socket) {
+void check_peer_user(int socket, bool has_secret) {
   ucred peer{};
   socklen_t bytes = sizeof(peer);
   if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) != 0) fail("SO_PEERCRED");
   // In a user namespace every user who has no number there looks like the overflow user, which may
   // then be another user than this one.
-  if (peer.uid == geteuid() && !(peer.uid == overflow_user() && some_users_are_unmapped())) return;
+  if (peer.uid == geteuid() && !(peer.uid == overflow_user() && some_users_are_unmapped())) {
+    if (peer.pid != 0 || has_secret) return;
+    throw Error(ErrorCode::unauthenticated,
+                "without a secret shared memory is for processes that see each other: the peer "
+                "runs in another container");
+  }
   throw Error(ErrorCode::unauthenticated,
               "shared memory is for processes of one user: the peer runs as user " +
                   std::to_string(peer.uid) + ", this process as " + std::to_string(geteuid()));

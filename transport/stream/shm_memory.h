@@ -32,7 +32,8 @@ void offer_shm_memory(int socket, const base::Descriptor& memory);
 void release_shm_pages(std::byte* from, std::size_t bytes) noexcept;
 
 // Throws Error(unauthenticated) unless the process at the other end of the Unix socket runs as this
-// user.
-void check_peer_user(int socket);
+// user, and, without a secret, is one that this process can see: containers that share a network,
+// but no processes, have equal numbers of users.
+void check_peer_user(int socket, bool has_secret);
 
 }  // namespace stitch::transport

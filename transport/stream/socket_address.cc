@@ -1,6 +1,5 @@
 #include "stitch/transport/stream/socket_address.h"
 
-#include <arpa/inet.h>
 #include <netinet/in.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -12,7 +11,6 @@
 #include "stitch/base/errno_text.h"
 #include "stitch/base/error.h"
 #include "stitch/base/random.h"
-#include "stitch/transport/ip_address.h"
 
 namespace stitch::transport {
 
@@ -21,22 +19,6 @@ namespace {
 // Connections that the kernel keeps until they are accepted: a whole cluster may connect in one
 // moment.
 constexpr int kBacklog = 1024;
-
-// "127.0.0.1:4711" or "[::1]:4711".
-[[nodiscard]] std::string bound_tcp_address(int socket) {
-  SocketAddress bound;
-  bound.bytes = sizeof(bound.storage);
-  ::getsockname(socket, reinterpret_cast<sockaddr*>(&bound.storage), &bound.bytes);
-  char text[INET6_ADDRSTRLEN] = {};
-  if (bound.storage.ss_family == AF_INET6) {
-    const auto& v6 = reinterpret_cast<const sockaddr_in6&>(bound.storage);
-    inet_ntop(AF_INET6, &v6.sin6_addr, text, sizeof(text));
-    return std::string("[") + text + "]:" + std::to_string(ntohs(v6.sin6_port));
-  }
-  const auto& v4 = reinterpret_cast<const sockaddr_in&>(bound.storage);
-  inet_ntop(AF_INET, &v4.sin_addr, text, sizeof(text));
-  return std::string(text) + ':' + std::to_string(ntohs(v4.sin_port));
-}
 
 }  // namespace
 
@@ -61,6 +43,32 @@ SocketAddress abstract_address(const std::string& name) {
   return address;
 }
 
+base::Descriptor listening_socket(const sockaddr* address, socklen_t bytes, bool reuse) {
+  base::Descriptor socket(
+      ::socket(address->sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  const auto allow_reuse = [&] {
+    const int on = 1;
+    return ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) == 0;
+  };
+  // Another process may be about to listen at a port that is chosen here: only afterwards then.
+  const bool chosen_here = reinterpret_cast<const sockaddr_in*>(address)->sin_port == 0;
+  if (!socket || (reuse && !chosen_here && !allow_reuse()) ||
+      ::bind(socket.get(), address, bytes) != 0 || (reuse && chosen_here && !allow_reuse()) ||
+      ::listen(socket.get(), kBacklog) != 0) {
+    const int error = errno;
+    socket = {};
+    errno = error;
+  }
+  return socket;
+}
+
+IpAddress bound_address(int socket) {
+  IpAddress bound;
+  bound.bytes = sizeof(bound.address);
+  ::getsockname(socket, reinterpret_cast<sockaddr*>(&bound.address), &bound.bytes);
+  return bound;
+}
+
 ListeningSocket listen_on_new_address(const std::string& transport,
                                       const std::string& bind_address) {
   SocketAddress address;
@@ -75,15 +83,13 @@ ListeningSocket listen_on_new_address(const std::string& transport,
     address = {ip->address, ip->bytes};
     text = "tcp://" + bind_address;
   }
-  base::Descriptor socket(
-      ::socket(address.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!socket || ::bind(socket.get(), address.get(), address.bytes) != 0 ||
-      ::listen(socket.get(), kBacklog) != 0) {
+  base::Descriptor socket = listening_socket(address.get(), address.bytes, false);
+  if (!socket) {
     const int error = errno;
     throw Error(ErrorCode::disconnected,
                 "address " + text + " could not be bound: " + base::errno_text(error));
   }
-  if (transport == "tcp") text = "tcp://" + bound_tcp_address(socket.get());
+  if (transport == "tcp") text = "tcp://" + bound_address(socket.get()).text();
   return {std::move(socket), std::move(text)};
 }
 

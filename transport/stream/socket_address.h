@@ -7,6 +7,7 @@
 
 #include "stitch/base/descriptor.h"
 #include "stitch/base/error.h"
+#include "stitch/transport/ip_address.h"
 
 namespace stitch::transport {
 
@@ -34,6 +35,12 @@ struct ListeningSocket {
   base::Descriptor socket;
   std::string address;  // "shm://name" or "tcp://127.0.0.1:4711", for peers
 };
+// A socket that listens there; empty, with errno, when that is not possible. `reuse`: of TCP,
+// whose port may have been used a moment ago, or be used again a moment after its end.
+[[nodiscard]] base::Descriptor listening_socket(const sockaddr* address, socklen_t bytes,
+                                                bool reuse);
+// Where a TCP socket is bound.
+[[nodiscard]] IpAddress bound_address(int socket);
 // Listens for `transport`, "shm" or "tcp": under a random name, or on a free port of
 // `bind_address`. Throws Error(disconnected) when the address cannot be bound.
 [[nodiscard]] ListeningSocket listen_on_new_address(const std::string& transport,

@@ -17,14 +17,12 @@ constexpr std::chrono::seconds kInsistAfter{10};
 }  // namespace
 
 StreamConnection::StreamConnection(
-    const EndpointOptions& options, std::string name, bool accepted, ConnectionEvents events,
-    std::shared_ptr<base::TaskThread> thread, std::shared_ptr<Poller> poller,
-    std::shared_ptr<ReceiveBudget> budget,
+    const EndpointOptions& options, std::string name, std::optional<Wanted> whom,
+    ConnectionEvents events, std::shared_ptr<base::TaskThread> thread,
+    std::shared_ptr<Poller> poller, std::shared_ptr<ReceiveBudget> budget,
     base::UniqueFunction<void(const std::shared_ptr<StreamConnection>&)> on_end)
-    : HandshakingConnection(options, accepted ? Role::accepting : Role::connecting,
-                            std::move(events), std::move(thread)),
+    : HandshakingConnection(options, whom, std::move(events), std::move(thread)),
       name_(std::move(name)),
-      accepted_(accepted),
       poller_(std::move(poller)),
       source_id_(poller_->new_id()),
       budget_(std::move(budget)),
@@ -87,7 +85,7 @@ Error StreamConnection::connect_error(const Error& error) const {
 Error StreamConnection::translate(const Error& error) const {
   if (error.code() == ErrorCode::protocol)
     return Error(error.code(), std::string(error.what()) + " from " + name_);
-  if (in_handshake() && !accepted_) return connect_error(error);
+  if (in_handshake() && role() == Role::connecting) return connect_error(error);
   return error.with_prefix("connection " + name_ + " ended");
 }
 
@@ -121,7 +119,7 @@ void StreamConnection::transmit_handshake(base::Bytes message) {
 }
 
 void StreamConnection::protect(const SessionKeys& keys) {
-  Link* const sealed = sender_.seal(keys, accepted_ ? Role::accepting : Role::connecting, reader_);
+  Link* const sealed = sender_.seal(keys, role(), reader_);
   if (sealed != nullptr) link_to_read_ = sealed;
 }
 

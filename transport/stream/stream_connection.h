@@ -30,7 +30,7 @@ class StreamConnection final : public HandshakingConnection,
                                public PollSource,
                                private StreamSender::Owner {
  public:
-  StreamConnection(const EndpointOptions& options, std::string name, bool accepted,
+  StreamConnection(const EndpointOptions& options, std::string name, std::optional<Wanted> whom,
                    ConnectionEvents events, std::shared_ptr<base::TaskThread> thread,
                    std::shared_ptr<Poller> poller, std::shared_ptr<ReceiveBudget> budget,
                    base::UniqueFunction<void(const std::shared_ptr<StreamConnection>&)> on_end);
@@ -105,7 +105,6 @@ class StreamConnection final : public HandshakingConnection,
   [[nodiscard]] Error translate(const Error& error) const;
 
   const std::string name_;
-  const bool accepted_;
   const std::shared_ptr<Poller> poller_;
   const Poller::SourceId source_id_;
   const std::shared_ptr<ReceiveBudget> budget_;

@@ -1,3 +1,4 @@
+// One file, though long: what an endpoint does to listen, to accept and to connect.
 #include "stitch/transport/stream/stream_endpoint.h"
 
 #include <sys/socket.h>
@@ -48,11 +49,14 @@ constexpr std::chrono::milliseconds kConnectRetryPause{5};  // of a Unix socket 
 // contract: any thread unless said otherwise.
 class StreamEndpointState : public std::enable_shared_from_this<StreamEndpointState> {
  public:
-  StreamEndpointState(EndpointOptions options, StreamOptions stream)
-      : options_(std::move(options)), stream_(std::move(stream)) {}
+  StreamEndpointState(EndpointOptions options, StreamOptions stream,
+                      std::vector<ListeningSocket> bound)
+      : options_(std::move(options)), stream_(std::move(stream)), bound_(std::move(bound)) {}
 
   [[nodiscard]] std::vector<std::string> listen(Endpoint::Accept accept);
-  [[nodiscard]] std::shared_ptr<Connection> connect(const std::string& address,
+  [[nodiscard]] std::vector<std::string> bind();
+  void become(const Hello& self, const std::vector<std::string>& addresses);
+  [[nodiscard]] std::shared_ptr<Connection> connect(const std::string& address, Wanted whom,
                                                     ConnectionEvents events);
   [[nodiscard]] bool help(base::AwaitedFlag& done, std::chrono::steady_clock::time_point deadline) {
     return poller_->help(done, deadline);
@@ -68,9 +72,9 @@ class StreamEndpointState : public std::enable_shared_from_this<StreamEndpointSt
   [[nodiscard]] static Error closed_error() {
     return Error(ErrorCode::shutting_down, "stream endpoint is closed");
   }
-  [[nodiscard]] std::shared_ptr<StreamConnection> make(std::string name, bool accepted,
+  [[nodiscard]] std::shared_ptr<StreamConnection> make(std::string name, std::optional<Wanted> whom,
                                                        ConnectionEvents events);
-  [[nodiscard]] std::string open_listener(const std::string& transport);
+  void open_listener(ListeningSocket listening);
   // On the thread that polls.
   void accepted(const std::string& transport, const std::string& address, base::Descriptor socket);
   // On the thread that polls: nothing is left for the next connection.
@@ -91,7 +95,7 @@ class StreamEndpointState : public std::enable_shared_from_this<StreamEndpointSt
   void expire_later(const std::shared_ptr<SocketStep>& step,
                     const std::shared_ptr<StreamConnection>& connection);
 
-  const EndpointOptions options_;
+  EndpointOptions options_;  // constant once it listens or connects
   const StreamOptions stream_;
   const std::shared_ptr<base::TaskThread> thread_ = std::make_shared<base::TaskThread>();
   const std::shared_ptr<Poller> poller_ = Poller::start("stitch-poll");
@@ -103,16 +107,18 @@ class StreamEndpointState : public std::enable_shared_from_this<StreamEndpointSt
   ConnectionSet<StreamConnection> connections_;
   base::Mutex mutex_;
   std::shared_ptr<const Endpoint::Accept> accept_ STITCH_GUARDED_BY(mutex_);
+  std::vector<ListeningSocket> bound_ STITCH_GUARDED_BY(mutex_);  // until it listens
   std::vector<Poller::SourceId> listeners_ STITCH_GUARDED_BY(mutex_);
   std::uint64_t accepted_count_ STITCH_GUARDED_BY(mutex_) = 0;
   std::atomic<std::int64_t> accepts_paused_{0};  // no descriptor
 };
 
-std::shared_ptr<StreamConnection> StreamEndpointState::make(std::string name, bool accepted,
+std::shared_ptr<StreamConnection> StreamEndpointState::make(std::string name,
+                                                            std::optional<Wanted> whom,
                                                             ConnectionEvents events) {
   // Not make_shared: timers that refer to it weakly would keep its memory.
   return std::shared_ptr<StreamConnection>(new StreamConnection(
-      options_, std::move(name), accepted, std::move(events), thread_, poller_, budget_,
+      options_, std::move(name), whom, std::move(events), thread_, poller_, budget_,
       [self = shared_from_this()](const std::shared_ptr<StreamConnection>& connection) {
         self->connections_.remove(connection);
       }));
@@ -125,13 +131,50 @@ std::vector<std::string> StreamEndpointState::listen(Endpoint::Accept accept) {
     if (accept_ != nullptr) throw Error(ErrorCode::invalid_argument, "endpoint listens already");
     accept_ = std::make_shared<const Endpoint::Accept>(std::move(accept));
   }
+  std::vector<ListeningSocket> bound;
+  {
+    base::MutexLock lock(mutex_);
+    bound.swap(bound_);
+  }
+  if (bound.empty()) {
+    static_cast<void>(bind());
+    base::MutexLock lock(mutex_);
+    bound.swap(bound_);
+  }
   std::vector<std::string> addresses;
-  for (const auto& transport : stream_.transports) addresses.push_back(open_listener(transport));
+  for (ListeningSocket& each : bound) {
+    addresses.push_back(each.address);
+    open_listener(std::move(each));
+  }
   return addresses;
 }
 
-std::string StreamEndpointState::open_listener(const std::string& transport) {
-  ListeningSocket listening = listen_on_new_address(transport, stream_.bind_address);
+std::vector<std::string> StreamEndpointState::bind() {
+  std::vector<ListeningSocket> bound;
+  for (const auto& transport : stream_.transports) {
+    bound.push_back(listen_on_new_address(transport, stream_.bind_address));
+    if (transport != "tcp") continue;
+    for (const auto& address : stream_.more_addresses)
+      bound.push_back(listen_on_new_address(transport, address));
+  }
+  std::vector<std::string> addresses;
+  for (const auto& each : bound) addresses.push_back(each.address);
+  base::MutexLock lock(mutex_);
+  bound_ = std::move(bound);
+  return addresses;
+}
+
+void StreamEndpointState::become(const Hello& self, const std::vector<std::string>& addresses) {
+  static_cast<void>(Introduction::encode(self));  // throws for a name that is too long
+  options_.self = self;
+  base::MutexLock lock(mutex_);
+  std::erase_if(bound_, [&](const ListeningSocket& each) {
+    return std::ranges::find(addresses, each.address) == addresses.end();
+  });
+}
+
+void StreamEndpointState::open_listener(ListeningSocket listening) {
+  const std::string transport = listening.address.substr(0, listening.address.find(':'));
   reserve_.fill();
   const Poller::SourceId id = poller_->new_id();
   const auto listener = std::make_shared<SocketListener>(
@@ -155,7 +198,6 @@ std::string StreamEndpointState::open_listener(const std::string& transport) {
     poller_->remove(id);  // close() may have run before it was added
     throw closed_error();
   }
-  return listening.address;
 }
 
 void StreamEndpointState::exhausted(Poller::SourceId listener) {
@@ -178,7 +220,7 @@ void StreamEndpointState::accepted(const std::string& transport, const std::stri
     accept = accept_;
     name = address + "#" + std::to_string(++accepted_count_);
   }
-  const auto connection = make(std::move(name), true, (*accept)());
+  const auto connection = make(std::move(name), std::nullopt, (*accept)());
   if (!connections_.add(connection)) return connection->fail(closed_error());
   const std::weak_ptr<StreamConnection> weak_connection = connection;
   try {
@@ -191,7 +233,7 @@ void StreamEndpointState::accepted(const std::string& transport, const std::stri
       });
       return connection->begin(make_tcp_link(std::move(socket)));
     }
-    check_peer_user(socket.get());
+    check_peer_user(socket.get(), options_.secret != nullptr);
     const auto step = SocketStep::start(
         *poller_, std::move(socket), false,
         [weak = weak_from_this(), connection](base::Descriptor& ready) {
@@ -248,9 +290,9 @@ void StreamEndpointState::expire_later(const std::shared_ptr<SocketStep>& step,
       });
 }
 
-std::shared_ptr<Connection> StreamEndpointState::connect(const std::string& address,
+std::shared_ptr<Connection> StreamEndpointState::connect(const std::string& address, Wanted whom,
                                                          ConnectionEvents events) {
-  const auto connection = make(address, false, std::move(events));
+  const auto connection = make(address, whom, std::move(events));
   if (!connections_.add(connection)) {
     connection->fail(closed_error());
     return connection;
@@ -293,7 +335,7 @@ void StreamEndpointState::start_shm(const std::string& name,
   const SocketAddress address = abstract_address(name);
   base::Descriptor socket = open_socket(reserve_, AF_UNIX);
   if (::connect(socket.get(), address.get(), address.bytes) == 0) {
-    check_peer_user(socket.get());
+    check_peer_user(socket.get(), options_.secret != nullptr);
     const base::Descriptor memory = reserve_.take(&open_shm_memory);
     if (!memory) throw socket_error(errno).with_prefix("shared memory: memfd_create failed");
     connection->begin(offer_shm_link(std::move(socket), memory));
@@ -371,13 +413,14 @@ void StreamEndpointState::join() {
 
 }  // namespace
 
-std::unique_ptr<Endpoint> make_stream_endpoint(EndpointOptions options, StreamOptions stream) {
+std::unique_ptr<Endpoint> make_stream_endpoint(EndpointOptions options, StreamOptions stream,
+                                               std::vector<ListeningSocket> bound) {
   // Throws for a name that is too long: an error of the caller's, so reported here.
   static_cast<void>(Introduction::encode(options.self));
   base::check_names("transport", stream.transports, {"shm", "tcp"});
   check_bind_address(stream.bind_address);
-  return std::make_unique<EndpointShell<StreamEndpointState>>(
-      std::make_shared<StreamEndpointState>(std::move(options), std::move(stream)));
+  return std::make_unique<EndpointShell<StreamEndpointState>>(std::make_shared<StreamEndpointState>(
+      std::move(options), std::move(stream), std::move(bound)));
 }
 
 }  // namespace stitch::transport

@@ -25,7 +25,7 @@ void TensorPipeConnection::fail(const Error& error) {
   const std::string_view text = error.what();
   const bool refused = text.find("ECONNREFUSED") != std::string_view::npos ||
                        text.find("Connection refused") != std::string_view::npos;
-  if (!accepted_ && in_handshake() && refused) no_process_listens_.store(true);
+  if (role() == Role::connecting && in_handshake() && refused) no_process_listens_.store(true);
   ended(error);
 }
 
@@ -186,8 +186,9 @@ void TensorPipeConnection::message_came(Message message) {
 }
 
 Error TensorPipeConnection::translate(const tp::Error& error, bool connecting) const {
-  const std::string start = connecting && !accepted_ ? "connect to \"" + name_ + "\" failed: "
-                                                     : "connection " + name_ + " ended: ";
+  const std::string start = connecting && role() == Role::connecting
+                                ? "connect to \"" + name_ + "\" failed: "
+                                : "connection " + name_ + " ended: ";
   return Error(ErrorCode::disconnected, start + text_of(error));
 }
 

@@ -22,12 +22,10 @@ namespace stitch::transport {
 class TensorPipeConnection final : public HandshakingConnection {
  public:
   TensorPipeConnection(std::shared_ptr<TensorPipeEndpointState> endpoint, std::string name,
-                       bool accepted, ConnectionEvents events)
-      : HandshakingConnection(endpoint->options, accepted ? Role::accepting : Role::connecting,
-                              std::move(events), endpoint->thread),
+                       std::optional<Wanted> whom, ConnectionEvents events)
+      : HandshakingConnection(endpoint->options, whom, std::move(events), endpoint->thread),
         endpoint_(std::move(endpoint)),
-        name_(std::move(name)),
-        accepted_(accepted) {}
+        name_(std::move(name)) {}
 
   void send(Message message, SendDone done) override;
   [[nodiscard]] std::string describe() const override { return name_; }
@@ -77,7 +75,6 @@ class TensorPipeConnection final : public HandshakingConnection {
 
   const std::shared_ptr<TensorPipeEndpointState> endpoint_;
   const std::string name_;
-  const bool accepted_;
   std::atomic<bool> no_process_listens_{false};  // at the address; before the end
   base::Mutex stream_mutex_;
   Stream stream_ STITCH_GUARDED_BY(stream_mutex_);

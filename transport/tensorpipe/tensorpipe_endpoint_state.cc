@@ -86,13 +86,30 @@ std::shared_ptr<tp::Listener> TensorPipeEndpointState::open_listener(
 }
 
 std::vector<std::string> TensorPipeEndpointState::listen(Endpoint::Accept accept) {
-  std::vector<std::string> urls;
-  for (const auto& transport : tensorpipe_.transports)
-    urls.push_back(listen_url(transport, tensorpipe_.bind_address));
+  bool bound = false;
   {
     base::MutexLock lock(mutex_);
     if (accept_ != nullptr) throw Error(ErrorCode::invalid_argument, "endpoint listens already");
+    bound = listener_ != nullptr;
   }
+  if (!bound) static_cast<void>(bind());
+  std::shared_ptr<tp::Listener> listener;
+  std::vector<std::string> addresses;
+  {
+    base::MutexLock lock(mutex_);
+    if (connections_.closed()) throw closed_error();
+    accept_ = std::make_shared<const Endpoint::Accept>(std::move(accept));
+    listener = listener_;
+    addresses = addresses_;
+  }
+  accept_next(listener);
+  return addresses;
+}
+
+std::vector<std::string> TensorPipeEndpointState::bind() {
+  std::vector<std::string> urls;
+  for (const auto& transport : tensorpipe_.transports)
+    urls.push_back(listen_url(transport, tensorpipe_.bind_address));
   std::shared_ptr<tp::Listener> listener = open_listener(urls);
   std::vector<std::string> addresses;
   for (const auto& transport : tensorpipe_.transports)
@@ -100,11 +117,9 @@ std::vector<std::string> TensorPipeEndpointState::listen(Endpoint::Accept accept
   {
     base::MutexLock lock(mutex_);
     if (connections_.closed()) throw closed_error();
-    accept_ = std::make_shared<const Endpoint::Accept>(std::move(accept));
     listener_ = listener;
     addresses_ = addresses;
   }
-  accept_next(listener);
   return addresses;
 }
 
@@ -133,7 +148,7 @@ void TensorPipeEndpointState::accepted(const std::shared_ptr<tp::Listener>& list
     name = addresses_.front() + "#" + std::to_string(++accepted_count_);
   }
   auto connection = std::make_shared<TensorPipeConnection>(shared_from_this(), std::move(name),
-                                                           true, (*accept)());
+                                                           std::nullopt, (*accept)());
   if (connections_.add(connection)) {
     connection->begin(std::move(pipe));
   } else {
@@ -181,9 +196,9 @@ void TensorPipeEndpointState::reopen_listener(int attempt) {
 }
 
 std::shared_ptr<Connection> TensorPipeEndpointState::connect(const std::string& address,
-                                                             ConnectionEvents events) {
+                                                             Wanted whom, ConnectionEvents events) {
   auto connection =
-      std::make_shared<TensorPipeConnection>(shared_from_this(), address, false, std::move(events));
+      std::make_shared<TensorPipeConnection>(shared_from_this(), address, whom, std::move(events));
   if (!connections_.add(connection)) {
     thread->post([connection] { connection->fail(closed_error()); });
     return connection;

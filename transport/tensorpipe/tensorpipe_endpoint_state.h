@@ -31,11 +31,16 @@ class TensorPipeEndpointState : public std::enable_shared_from_this<TensorPipeEn
   [[nodiscard]] static std::shared_ptr<TensorPipeEndpointState> make(EndpointOptions options,
                                                                      TensorPipeOptions tensorpipe);
 
-  const EndpointOptions options;
+  EndpointOptions options;  // constant once it listens or connects
   const std::shared_ptr<base::TaskThread> thread = std::make_shared<base::TaskThread>();
 
   [[nodiscard]] std::vector<std::string> listen(Endpoint::Accept accept);
-  [[nodiscard]] std::shared_ptr<Connection> connect(const std::string& address,
+  [[nodiscard]] std::vector<std::string> bind();
+  // One listener has all addresses: they stay.
+  void become(const Hello& self, const std::vector<std::string>& /*addresses*/) {
+    options.self = self;
+  }
+  [[nodiscard]] std::shared_ptr<Connection> connect(const std::string& address, Wanted whom,
                                                     ConnectionEvents events);
   [[nodiscard]] std::map<std::string, std::int64_t> counters() const {
     return {{"transport.listener_failures", listener_failures_.load()}};

@@ -29,8 +29,7 @@ void update_all(Update update, EVP_CIPHER_CTX* context, const unsigned char* fro
   for (std::size_t done = 0; done < bytes;) {
     const std::size_t step = std::min(bytes - done, kMaxStepBytes);
     int written = 0;
-    check(update(context, out == nullptr ? nullptr : out + done, &written, from + done,
-                 static_cast<int>(step)));
+    check(update(context, out + done, &written, from + done, static_cast<int>(step)));
     done += step;
   }
 }
@@ -55,10 +54,9 @@ AesGcm::AesGcm(std::span<const unsigned char, 32> key) : state_(std::make_unique
 AesGcm::~AesGcm() = default;  // libcrypto wipes what it frees
 
 void AesGcm::seal(const unsigned char* nonce, const unsigned char* plain, std::size_t bytes,
-                  std::span<const unsigned char> known, unsigned char* out, unsigned char* tag) {
+                  unsigned char* out, unsigned char* tag) {
   EVP_CIPHER_CTX* const context = state_->sealing.get();
   check(EVP_EncryptInit_ex(context, nullptr, nullptr, nullptr, nonce));
-  update_all(&EVP_EncryptUpdate, context, known.data(), known.size(), nullptr);
   update_all(&EVP_EncryptUpdate, context, plain, bytes, out);
   int written = 0;
   unsigned char none[kTagBytes];
@@ -67,13 +65,11 @@ void AesGcm::seal(const unsigned char* nonce, const unsigned char* plain, std::s
 }
 
 bool AesGcm::open(const unsigned char* nonce, const unsigned char* sealed, std::size_t bytes,
-                  std::span<const unsigned char> known, unsigned char* out,
-                  const unsigned char* tag) {
+                  unsigned char* out, const unsigned char* tag) {
   EVP_CIPHER_CTX* const context = state_->opening.get();
   unsigned char expected[kTagBytes];
   std::copy_n(tag, kTagBytes, expected);
   check(EVP_DecryptInit_ex(context, nullptr, nullptr, nullptr, nonce));
-  update_all(&EVP_DecryptUpdate, context, known.data(), known.size(), nullptr);
   update_all(&EVP_DecryptUpdate, context, sealed, bytes, out);
   check(EVP_CIPHER_CTX_ctrl(context, EVP_CTRL_GCM_SET_TAG, kTagBytes, expected));
   int written = 0;
@@ -96,17 +92,15 @@ AesGcm::AesGcm(std::span<const unsigned char, 32> key) : state_(std::make_unique
 AesGcm::~AesGcm() { sodium_memzero(&state_->aes, sizeof(state_->aes)); }
 
 void AesGcm::seal(const unsigned char* nonce, const unsigned char* plain, std::size_t bytes,
-                  std::span<const unsigned char> known, unsigned char* out, unsigned char* tag) {
-  crypto_aead_aes256gcm_encrypt_detached_afternm(out, tag, nullptr, plain, bytes, known.data(),
-                                                 known.size(), nullptr, nonce, &state_->aes);
+                  unsigned char* out, unsigned char* tag) {
+  crypto_aead_aes256gcm_encrypt_detached_afternm(out, tag, nullptr, plain, bytes, nullptr, 0,
+                                                 nullptr, nonce, &state_->aes);
 }
 
 bool AesGcm::open(const unsigned char* nonce, const unsigned char* sealed, std::size_t bytes,
-                  std::span<const unsigned char> known, unsigned char* out,
-                  const unsigned char* tag) {
-  return crypto_aead_aes256gcm_decrypt_detached_afternm(out, nullptr, sealed, bytes, tag,
-                                                        known.data(), known.size(), nonce,
-                                                        &state_->aes) == 0;
+                  unsigned char* out, const unsigned char* tag) {
+  return crypto_aead_aes256gcm_decrypt_detached_afternm(out, nullptr, sealed, bytes, tag, nullptr,
+                                                        0, nonce, &state_->aes) == 0;
 }
 
 #endif

@@ -20,15 +20,13 @@ class AesGcm {
   AesGcm(const AesGcm&) = delete;
   AesGcm& operator=(const AesGcm&) = delete;
 
-  // Encrypts `bytes` bytes of `plain`, which may be `out`, and writes the tag to `tag`. Either
-  // `plain` or `known`, which is covered by the tag only, is empty.
+  // Encrypts `bytes` bytes of `plain`, which may be `out`, and writes the tag to `tag`.
   void seal(const unsigned char* nonce, const unsigned char* plain, std::size_t bytes,
-            std::span<const unsigned char> known, unsigned char* out, unsigned char* tag);
+            unsigned char* out, unsigned char* tag);
   // The reverse, likewise in place. False when the tag does not match; `out` has no plain text
   // then.
   [[nodiscard]] bool open(const unsigned char* nonce, const unsigned char* sealed,
-                          std::size_t bytes, std::span<const unsigned char> known,
-                          unsigned char* out, const unsigned char* tag);
+                          std::size_t bytes, unsigned char* out, const unsigned char* tag);
 
  private:
   struct State;

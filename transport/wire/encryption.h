@@ -8,13 +8,12 @@ namespace stitch::transport {
 
 // The protection of network traffic, once both sides have proved that they know the secret.
 enum class Encryption : std::uint8_t {
-  off = 0,        // none
-  integrity = 1,  // not encrypted, but changed, repeated, dropped or inserted records are detected
-  on = 2,         // encrypted, too
+  off,  // none
+  on,   // encrypted; changed, repeated, dropped or inserted records are detected
 };
-// "off", "integrity", "on".
+// "off", "on".
 [[nodiscard]] std::string_view name_of(Encryption encryption) noexcept;
-// Nothing for a name other than "off", "integrity", "on".
+// Nothing for another name than these.
 [[nodiscard]] std::optional<Encryption> encryption_named(std::string_view name) noexcept;
 
 }  // namespace stitch::transport

@@ -8,6 +8,7 @@
 
 #include "stitch/base/byte_io.h"
 #include "stitch/base/error.h"
+#include "stitch/transport/wire/record.h"
 
 namespace stitch::transport {
 
@@ -67,6 +68,13 @@ template <class T>
                        " does not lie in the frame of " + std::to_string(total) + " bytes");
 }
 
+// Before one more is added.
+void check_count(const char* what, std::size_t count, std::size_t most) {
+  if (count < most) return;
+  throw Error(ErrorCode::out_of_range,
+              std::string("frame cannot have more than ") + std::to_string(most) + " " + what);
+}
+
 [[nodiscard]] std::string name_device(Device device) {
   return device.type == DeviceType::cpu
              ? "cpu"
@@ -82,6 +90,7 @@ void FrameBuilder::end_body() { body_bytes_ = frame_.size() - kHeaderBytes; }
 
 std::size_t FrameBuilder::add_section(std::uint16_t kind, std::span<const std::byte> bytes) {
   const std::size_t offset = frame_.size();
+  check_count("sections", sections_.size(), FrameView::kMaxSections);
   if (outside(offset, bytes.size(), kMaxFrameBytes)) {
     throw Error(ErrorCode::out_of_range, "section of " + std::to_string(bytes.size()) +
                                              " bytes does not fit into a frame of at most " +
@@ -95,6 +104,7 @@ std::size_t FrameBuilder::add_section(std::uint16_t kind, std::span<const std::b
 
 std::uint32_t FrameBuilder::add_buffer(Buffer buffer) {
   const auto index = static_cast<std::uint32_t>(entries_.size());
+  check_count("buffers", entries_.size(), kMaxBuffers);
   std::uint32_t offset = 0;
   if (buffer.device.type == DeviceType::cpu && buffer.bytes <= inline_bytes_) {
     frame_.pad_to(base::Bytes::kAlignment);
@@ -222,12 +232,12 @@ FrameView::FrameView(const Message& message) {
   const auto section_table = std::uint64_t{get<std::uint32_t>(frame + kAtSectionTable)};
   const auto section_count = get<std::uint32_t>(frame + kAtSectionCount);
   if (section_count > 0) {
-    if (section_table < FrameBuilder::kHeaderBytes ||
+    if (section_count > kMaxSections || section_table < FrameBuilder::kHeaderBytes ||
         outside(section_table, std::uint64_t{section_count} * kSectionEntryBytes, total)) {
       malformed("section table", "of " + std::to_string(section_count) + " entries at offset " +
                                      std::to_string(section_table) +
-                                     " does not lie in the frame of " + std::to_string(total) +
-                                     " bytes");
+                                     " has too many or does not lie in the frame of " +
+                                     std::to_string(total) + " bytes");
     }
     sections_.reserve(section_count);
     const std::byte* at = frame + section_table;
@@ -246,12 +256,12 @@ FrameView::FrameView(const Message& message) {
   std::size_t beside = 0;
   std::uint64_t last_end = 0;  // of the buffers in the frame so far
   if (buffer_count > 0) {
-    if (buffer_table < FrameBuilder::kHeaderBytes ||
+    if (buffer_count > kMaxBuffers || buffer_table < FrameBuilder::kHeaderBytes ||
         outside(buffer_table, std::uint64_t{buffer_count} * kBufferEntryBytes, total)) {
       malformed("buffer table", "of " + std::to_string(buffer_count) + " entries at offset " +
                                     std::to_string(buffer_table) +
-                                    " does not lie in the frame of " + std::to_string(total) +
-                                    " bytes");
+                                    " has too many or does not lie in the frame of " +
+                                    std::to_string(total) + " bytes");
     }
     buffers_.reserve(buffer_count);
     const std::byte* at = frame + buffer_table;

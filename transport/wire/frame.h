@@ -116,6 +116,9 @@ void put_numbers(base::Bytes& frame, const FrameNumbers& numbers) noexcept;
 // here can fail. Views are valid as long as the message.
 class FrameView {
  public:
+  // A reader looks through all of them for each that it wants.
+  static constexpr std::size_t kMaxSections = 256;
+
   explicit FrameView(const Message& message);
 
   [[nodiscard]] std::uint16_t kind() const noexcept { return kind_; }

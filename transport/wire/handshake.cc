@@ -6,21 +6,40 @@
 #include <string>
 #include <utility>
 
+#include "stitch/base/printable.h"
 #include "stitch/base/random.h"
 
 namespace stitch::transport {
 
-Handshake::Handshake(Hello self, Role role, Terms terms, Check check)
-    : self_(std::move(self)), terms_(std::move(terms)), check_(std::move(check)) {
+namespace {
+
+void check_wanted(const Wanted& wanted, const Hello& who) {
+  if (wanted.is(who)) return;
+  throw Error(ErrorCode::disconnected,
+              "worker id " + std::to_string(wanted.id) + ", epoch " + std::to_string(wanted.epoch) +
+                  " is wanted, worker \"" + base::printable(who.name) + "\" (id " +
+                  std::to_string(who.id) + ", epoch " + std::to_string(who.epoch) + ") answers");
+}
+
+}  // namespace
+
+Handshake::Fresh::Fresh() { base::fill_random(nonce); }
+
+Handshake::Handshake(Hello self, std::optional<Wanted> wanted, Terms terms, Check check,
+                     const Fresh& fresh)
+    : self_(std::move(self)),
+      wanted_(wanted.value_or(Wanted{})),
+      terms_(std::move(terms)),
+      check_(std::move(check)) {
   ours_.version = self_.version;
-  ours_.role = role;
+  ours_.role = wanted ? Role::connecting : Role::accepting;
   ours_.features = self_.features;
-  base::fill_random(std::as_writable_bytes(std::span(ours_.nonce)));
+  ours_.nonce = fresh.nonce;
   if (!terms_.secret) return;
   ours_.authenticated = true;
   ours_.encryption = terms_.encryption;
-  ours_.aes = has_aes_instructions();
-  agreement_.emplace();
+  ours_.aes = fresh.aes;
+  agreement_.emplace(fresh.private_key);
   const auto key = agreement_->public_key().span();
   std::copy(key.begin(), key.end(), ours_.public_key.begin());
 }
@@ -46,16 +65,20 @@ void Handshake::take_greeting(std::span<const std::byte> message,
   if (connecting) answer.push_back(introduce());
 }
 
-// Of a side of that role, whose last message is `introduction`. Each role has a label of its own,
-// so that neither's proof can be used as the other's.
+Key Handshake::proof_of(std::string_view label, std::span<const std::byte> message) const {
+  if (!terms_.secret) return {};
+  return terms_.secret->hash("stitch " + std::string(label),
+                             {transcript_.span(), message, shared_.span()});
+}
+
+// Each role has a label of its own, so that neither's proof can be used as the other's.
 Key Handshake::proof_of(Role role, std::span<const std::byte> introduction) const {
-  return terms_.secret->hash("stitch worker proof of the " + std::string(name_of(role)) + " side",
-                             {transcript_.span(), introduction, shared_.span()});
+  return proof_of("proof of the " + std::string(name_of(role)) + " side", introduction);
 }
 
 base::Bytes Handshake::introduce() {
-  base::Bytes message = Introduction::encode(self_);
-  const Key proof = terms_.secret ? proof_of(ours_.role, message.span()) : Key();
+  base::Bytes message = Introduction::encode(self_, wanted_);
+  const Key proof = proof_of(ours_.role, message.span());
   message.append(proof.data(), Key::kBytes);
   append(message.span());
   return message;
@@ -67,9 +90,8 @@ void Handshake::take_introduction(std::span<const std::byte> message,
     throw Error(ErrorCode::unauthenticated,
                 "peer sent something else where the proof of its secret was due");
   }
-  auto [who, proved, proof] = Introduction::decode(message);
-  const Key expected = terms_.secret ? proof_of(theirs_.role, proved) : Key();
-  if (!expected.equals(proof)) {
+  auto [who, wanted, proved, proof] = Introduction::decode(message);
+  if (!proof_of(theirs_.role, proved).equals(proof)) {
     throw terms_.secret
         ? Error(ErrorCode::unauthenticated,
                 describe_peer(who) + " does not know the secret of this worker")
@@ -85,25 +107,36 @@ void Handshake::take_introduction(std::span<const std::byte> message,
                                          std::to_string(peer_.world) + ", worker \"" + self_.name +
                                          "\" to world " + std::to_string(self_.world));
   }
+  check_wanted(wanted, self_);
+  if (ours_.role == Role::connecting) check_wanted(wanted_, peer_);
   if (check_) check_(peer_);
   if (ours_.role == Role::connecting) {
-    answer.push_back(encode_acceptance());
-    derive_keys();
-    state_ = State::open;
+    answer.push_back(encode_acceptance(proof_of_acceptance()));
+    open();
   } else {
+    wanted_ = {peer_.id, peer_.epoch};
     answer.push_back(introduce());
     state_ = State::acceptance;
   }
 }
 
-void Handshake::derive_keys() {
+void Handshake::take_acceptance(std::span<const std::byte> message) {
+  if (!proof_of_acceptance().equals(decode_acceptance(message))) {
+    throw Error(terms_.secret ? ErrorCode::unauthenticated : ErrorCode::protocol,
+                describe_peer(peer_) + " has not accepted what this worker sent");
+  }
+  open();
+}
+
+void Handshake::open() {
   if (terms_.secret && ours_.encryption != Encryption::off) {
     const Cipher cipher = ours_.aes && theirs_.aes ? Cipher::aes256_gcm : Cipher::chacha20_poly1305;
-    keys_ = derive_session_keys(*terms_.secret, "stitch worker", transcript_.span(), shared_.span(),
-                                ours_.encryption, cipher);
+    keys_ =
+        derive_session_keys(*terms_.secret, "stitch", transcript_.span(), shared_.span(), cipher);
   }
   agreement_.reset();
   shared_ = Key();
+  state_ = State::open;
 }
 
 std::vector<base::Bytes> Handshake::receive(std::span<const std::byte> message) {
@@ -123,10 +156,7 @@ std::vector<base::Bytes> Handshake::receive(std::span<const std::byte> message) 
         take_introduction(message, answer);
         break;
       case State::acceptance:
-        if (!is_acceptance(message))
-          throw Error(ErrorCode::protocol, "peer sent something else where its verdict was due");
-        derive_keys();
-        state_ = State::open;
+        take_acceptance(message);
         break;
       case State::open:
       case State::refused:

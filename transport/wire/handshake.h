@@ -1,10 +1,12 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "stitch/base/bytes.h"
@@ -20,12 +22,13 @@ namespace stitch::transport {
 // by byte, docs/security.md what it protects:
 //
 //   both         greeting       version, features, encryption, a nonce, a public key; no identity
-//   connecting   introduction   its identity and proof
+//   connecting   introduction   its identity, whom it wants, and its proof
 //   accepting    introduction   likewise, once it has verified the connecting side
-//   connecting   acceptance     once it has verified the accepting side
+//   connecting   acceptance     its proof that it has verified the accepting side
 //
 // Proofs and session keys are derived from the secret, all messages before them, and the X25519
-// secret.
+// secret. Each side refuses an introduction that is for another worker; the connecting side also
+// another worker than it wants.
 // Owned by its connection. Not thread-safe: used by one reader at a time.
 class Handshake {
  public:
@@ -36,7 +39,7 @@ class Handshake {
   enum class State : std::uint8_t {
     greeting,      // waits for the peer's greeting
     introduction,  // waits for the peer's introduction
-    acceptance,    // accepting side: has introduced itself, waits for the acceptance
+    acceptance,    // accepting side: has introduced itself, waits for the acceptance's proof
     open,          // both have accepted
     refused,       // ended with error()
   };
@@ -47,8 +50,17 @@ class Handshake {
     Encryption encryption = Encryption::on;     // with a secret
   };
 
-  // Makes a fresh nonce and, with a secret, a fresh key pair.
-  Handshake(Hello self, Role role, Terms terms, Check check = nullptr);
+  // What is fresh in every handshake, and what the processor can; a test may choose them.
+  struct Fresh {
+    Fresh();
+    std::array<std::byte, 32> nonce;
+    Key private_key = Key::random();
+    bool aes = has_aes_instructions();
+  };
+
+  // The side that connects to `wanted`; without one, the accepting side.
+  Handshake(Hello self, std::optional<Wanted> wanted, Terms terms, Check check = nullptr,
+            const Fresh& fresh = {});
 
   // The first message to send.
   [[nodiscard]] base::Bytes greeting() const;
@@ -75,14 +87,20 @@ class Handshake {
  private:
   void take_greeting(std::span<const std::byte> message, std::vector<base::Bytes>& answer);
   void take_introduction(std::span<const std::byte> message, std::vector<base::Bytes>& answer);
+  void take_acceptance(std::span<const std::byte> message);
   [[nodiscard]] base::Bytes introduce();
+  // Of `message` with the label "stitch `label`"; zeros without a secret.
+  [[nodiscard]] Key proof_of(std::string_view label, std::span<const std::byte> message) const;
   [[nodiscard]] Key proof_of(Role role, std::span<const std::byte> introduction) const;
+  [[nodiscard]] Key proof_of_acceptance() const { return proof_of("acceptance", {}); }
   void append(std::span<const std::byte> message) {
     transcript_.append(message.data(), message.size());
   }
-  void derive_keys();
+  // Both have accepted.
+  void open();
 
   const Hello self_;
+  Wanted wanted_;  // accepting side: who has introduced itself
   const Terms terms_;
   const Check check_;
   Greeting ours_;

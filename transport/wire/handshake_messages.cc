@@ -5,6 +5,7 @@
 #include <string>
 
 #include "stitch/base/byte_io.h"
+#include "stitch/base/printable.h"
 
 namespace stitch::transport {
 
@@ -18,11 +19,10 @@ constexpr std::size_t kMaxRefusalText = kRefusalBytes - 5;
 
 constexpr std::uint16_t kAuthenticatedFlag = 1;
 constexpr std::uint16_t kAcceptingFlag = 2;
-constexpr unsigned kEncryptionShift = 2;
-constexpr std::uint16_t kEncryptionFlags = 3U << kEncryptionShift;
-constexpr std::uint16_t kAesFlag = 16;
+constexpr std::uint16_t kEncryptionFlag = 4;
+constexpr std::uint16_t kAesFlag = 8;
 constexpr std::uint16_t kKnownFlags =
-    kAuthenticatedFlag | kAcceptingFlag | kEncryptionFlags | kAesFlag;
+    kAuthenticatedFlag | kAcceptingFlag | kEncryptionFlag | kAesFlag;
 
 [[nodiscard]] bool begins_with(std::span<const std::byte> bytes, std::uint32_t magic) noexcept {
   const auto wire = base::to_wire_order(magic);
@@ -42,12 +42,12 @@ std::string_view name_of(Role role) noexcept {
 }
 
 std::string describe_peer(const Hello& peer) {
-  return "peer \"" + peer.name + "\" (id " + std::to_string(peer.id) + ")";
+  return "peer \"" + base::printable(peer.name) + "\" (id " + std::to_string(peer.id) + ")";
 }
 
 base::Bytes encode(const Greeting& greeting) {
-  std::uint16_t flags =
-      static_cast<std::uint16_t>(static_cast<unsigned>(greeting.encryption) << kEncryptionShift);
+  std::uint16_t flags = 0;
+  if (greeting.encryption == Encryption::on) flags |= kEncryptionFlag;
   if (greeting.authenticated) flags |= kAuthenticatedFlag;
   if (greeting.role == Role::accepting) flags |= kAcceptingFlag;
   if (greeting.aes) flags |= kAesFlag;
@@ -78,12 +78,11 @@ Greeting decode_greeting(std::span<const std::byte> bytes) {
                     ", this worker speaks version " + std::to_string(Hello::kVersion));
   }
   const auto flags = reader.read<std::uint16_t>();
-  const unsigned encryption = (flags & kEncryptionFlags) >> kEncryptionShift;
-  if ((flags & ~kKnownFlags) != 0 || encryption > static_cast<unsigned>(Encryption::on))
+  if ((flags & ~kKnownFlags) != 0)
     throw Error(ErrorCode::protocol, "hello has unknown flags " + std::to_string(flags));
   greeting.authenticated = (flags & kAuthenticatedFlag) != 0;
   greeting.role = (flags & kAcceptingFlag) != 0 ? Role::accepting : Role::connecting;
-  greeting.encryption = static_cast<Encryption>(encryption);
+  greeting.encryption = (flags & kEncryptionFlag) != 0 ? Encryption::on : Encryption::off;
   greeting.aes = (flags & kAesFlag) != 0;
   greeting.features = reader.read<std::uint64_t>();
   read_into(reader, greeting.nonce);
@@ -116,7 +115,7 @@ void check_greeting(const Greeting& self, const Greeting& peer) {
   }
 }
 
-base::Bytes Introduction::encode(const Hello& self) {
+base::Bytes Introduction::encode(const Hello& self, const Wanted& wanted) {
   if (self.name.size() > kMaxNameBytes) {
     throw Error(ErrorCode::invalid_argument, "worker name of " + std::to_string(self.name.size()) +
                                                  " characters exceeds the limit of " +
@@ -128,6 +127,8 @@ base::Bytes Introduction::encode(const Hello& self) {
   writer.write(self.id);
   writer.write(self.world);
   writer.write(self.epoch);
+  writer.write(wanted.id);
+  writer.write(wanted.epoch);
   writer.write(static_cast<std::uint16_t>(self.name.size()));
   writer.write(std::uint16_t{0});
   bytes.append(self.name.data(), self.name.size());
@@ -145,6 +146,16 @@ Introduction::Decoded Introduction::decode(std::span<const std::byte> bytes) {
   decoded.who.id = reader.read<std::uint32_t>();
   decoded.who.world = reader.read<std::uint64_t>();
   decoded.who.epoch = reader.read<std::uint64_t>();
+  const auto& who = decoded.who;
+  const bool of_a_store = who.id == Hello::kStoreId || who.id == Hello::kStoreClientId;
+  if ((who.id >= Hello::kMaxWorkers && !of_a_store) || who.epoch > Hello::kMaxEpoch) {
+    throw Error(ErrorCode::protocol, "introduction has id " + std::to_string(who.id) +
+                                         " and epoch " + std::to_string(who.epoch) +
+                                         "; ids are below " + std::to_string(Hello::kMaxWorkers) +
+                                         ", epochs at most 2^62");
+  }
+  decoded.wanted.id = reader.read<std::uint32_t>();
+  decoded.wanted.epoch = reader.read<std::uint64_t>();
   const auto name_bytes = reader.read<std::uint16_t>();
   if (const auto reserved = reader.read<std::uint16_t>(); reserved != 0) {
     throw Error(ErrorCode::protocol,
@@ -175,14 +186,18 @@ bool is_introduction(std::span<const std::byte> bytes) noexcept {
   return begins_with(bytes, kIntroductionMagic);
 }
 
-base::Bytes encode_acceptance() {
+base::Bytes encode_acceptance(const Key& proof) {
   base::Bytes bytes;
-  base::ByteWriter(bytes).write(kAcceptanceMagic);
+  base::ByteWriter writer(bytes);
+  writer.write(kAcceptanceMagic);
+  writer.write_bytes(proof.span());
   return bytes;
 }
 
-bool is_acceptance(std::span<const std::byte> bytes) noexcept {
-  return bytes.size() == sizeof(kAcceptanceMagic) && begins_with(bytes, kAcceptanceMagic);
+std::span<const std::byte> decode_acceptance(std::span<const std::byte> bytes) {
+  if (bytes.size() != kAcceptanceBytes || !begins_with(bytes, kAcceptanceMagic))
+    throw Error(ErrorCode::protocol, "peer sent something else where its acceptance was due");
+  return bytes.subspan(sizeof(kAcceptanceMagic));
 }
 
 base::Bytes encode_refusal(const Error& error) {
@@ -206,7 +221,7 @@ Error decode_refusal(std::span<const std::byte> bytes) {
   base::ByteReader reader(bytes.subspan(sizeof(kRefusalMagic)), "refusal");
   auto code = static_cast<ErrorCode>(reader.read<std::uint8_t>());
   if (code != ErrorCode::unauthenticated && code != ErrorCode::shutting_down &&
-      code != ErrorCode::overloaded)
+      code != ErrorCode::overloaded && code != ErrorCode::disconnected)
     code = ErrorCode::protocol;
   const auto said = reader.take(std::min(reader.remaining(), kMaxRefusalText));
   std::string text(reinterpret_cast<const char*>(said.data()), said.size());

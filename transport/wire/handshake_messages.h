@@ -41,18 +41,19 @@ struct Greeting {
 // sent to an unauthenticated peer.
 void check_greeting(const Greeting& self, const Greeting& peer);
 
-// The identity of a side and, with a secret, the proof that it knows it: 32 bytes, 0 without one.
-// The connecting side sends it first. Its size does not depend on the name.
+// The identity of a side, whom it speaks to and, with a secret, the proof that it knows it: 32
+// bytes, 0 without one. The connecting side sends it first. Its size does not depend on the name.
 struct Introduction {
   static constexpr std::size_t kProofBytes = Key::kBytes;
   static constexpr std::size_t kMaxNameBytes = 440;
-  static constexpr std::size_t kBytes = 28 + kMaxNameBytes + kProofBytes;
+  static constexpr std::size_t kBytes = 40 + kMaxNameBytes + kProofBytes;
 
-  // Throws Error(invalid_argument) for a name that is too long.
-  [[nodiscard]] static base::Bytes encode(
-      const Hello& self);  // without the proof, which is appended
+  // Without the proof, which is appended. Throws Error(invalid_argument) for a name that is too
+  // long.
+  [[nodiscard]] static base::Bytes encode(const Hello& self, const Wanted& wanted = {});
   struct Decoded {
     Hello who;
+    Wanted wanted;
     std::span<const std::byte> proved;  // what the proof is about
     std::span<const std::byte> proof;
   };
@@ -61,10 +62,12 @@ struct Introduction {
 };
 [[nodiscard]] bool is_introduction(std::span<const std::byte> bytes) noexcept;
 
-// The connecting side accepts the other: ends the handshake.
-inline constexpr std::size_t kAcceptanceBytes = 4;
-[[nodiscard]] base::Bytes encode_acceptance();
-[[nodiscard]] bool is_acceptance(std::span<const std::byte> bytes) noexcept;
+// The connecting side accepts the other, which ends the handshake: the proof that it has seen all
+// of it, 0 without a secret.
+inline constexpr std::size_t kAcceptanceBytes = 4 + Key::kBytes;
+[[nodiscard]] base::Bytes encode_acceptance(const Key& proof);
+// The proof. Throws Error(protocol) when the bytes are no acceptance. Views the bytes.
+[[nodiscard]] std::span<const std::byte> decode_acceptance(std::span<const std::byte> bytes);
 
 // The reason for which a side refuses the other. Its size does not depend on the text.
 inline constexpr std::size_t kRefusalBytes = 5 + 400;

@@ -30,6 +30,18 @@ void check_not_empty(std::string_view secret) {
   }
 }
 
+// What is shorter can be guessed by trying.
+constexpr std::size_t kFewBytes = 16;
+
+void say_short(std::size_t bytes) {
+  static std::atomic<bool> said{false};
+  if (said.exchange(true)) return;
+  std::fprintf(stderr,
+               "stitch: the secret has %zu bytes and can be guessed by trying; use a random one of "
+               "%zu or more: head -c 32 /dev/urandom | base64\n",
+               bytes, kFewBytes);
+}
+
 // Once: the limit of this process does not change.
 void say_not_locked(int error) {
   static std::atomic<bool> said{false};
@@ -41,6 +53,12 @@ void say_not_locked(int error) {
 }
 
 }  // namespace
+
+Key Key::random() {
+  Key key;
+  base::fill_random(key.bytes_);
+  return key;
+}
 
 Key::~Key() { sodium_memzero(bytes_.data(), bytes_.size()); }
 
@@ -59,7 +77,10 @@ SecretKey::SecretKey()
 SecretKey::~SecretKey() { sodium_free(key_); }  // which wipes it
 
 std::shared_ptr<const SecretKey> SecretKey::stretch(std::string_view secret) {
+  if (secret.starts_with(kRandomSecret) && secret.size() == kRandomSecret.size() + 2 * Key::kBytes)
+    return from_random(secret);
   check_not_empty(secret);
+  if (secret.size() < kFewBytes) say_short(secret.size());
   const std::shared_ptr<SecretKey> made(new SecretKey());
   // sodium_malloc() has tried this, but does not report a failure.
   if (sodium_mlock(made->key_, Key::kBytes) != 0) say_not_locked(errno);

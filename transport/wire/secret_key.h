@@ -14,7 +14,8 @@ class Key {
  public:
   static constexpr std::size_t kBytes = 32;
 
-  Key() noexcept = default;
+  Key() noexcept = default;  // zeros
+  [[nodiscard]] static Key random();
   Key(const Key&) noexcept = default;
   Key& operator=(const Key&) noexcept = default;
   ~Key();
@@ -38,8 +39,12 @@ class Key {
 // be printed. Thread contract: any thread.
 class SecretKey {
  public:
-  // Takes 64 MiB and in the order of 0.1 s. Throws Error(invalid_argument) for an empty secret,
-  // Error(overloaded) when there is no memory for it.
+  // With this at its front a secret is 32 random bytes, in hex, which need no stretching: that of
+  // stitch-run.
+  static constexpr std::string_view kRandomSecret = "stitch-random:";
+  // Takes 64 MiB and in the order of 0.1 s, unless the secret is such. Reports a secret of few
+  // bytes on stderr. Throws Error(invalid_argument) for an empty secret, Error(overloaded) when
+  // there is no memory for it.
   [[nodiscard]] static std::shared_ptr<const SecretKey> stretch(std::string_view secret);
   // The same without the stretching: for tests, and for secrets that are random bytes already.
   [[nodiscard]] static std::shared_ptr<const SecretKey> from_random(std::string_view secret);
@@ -49,7 +54,7 @@ class SecretKey {
 
   // BLAKE2b-256 keyed with the secret over `label` and `parts`, each with its length before it, so
   // that no two lists give the same bytes: proofs and keys. Different uses have different labels:
-  // "stitch worker ...", "stitch store ...".
+
   [[nodiscard]] Key hash(std::string_view label,
                          std::initializer_list<std::span<const std::byte>> parts) const;
 

@@ -50,19 +50,11 @@ using Nonce = std::array<unsigned char, kNonceBytes>;
 }  // namespace
 
 std::string_view name_of(Encryption encryption) noexcept {
-  switch (encryption) {
-    case Encryption::off:
-      return "off";
-    case Encryption::integrity:
-      return "integrity";
-    case Encryption::on:
-      break;
-  }
-  return "on";
+  return encryption == Encryption::on ? "on" : "off";
 }
 
 std::optional<Encryption> encryption_named(std::string_view name) noexcept {
-  for (const auto each : {Encryption::off, Encryption::integrity, Encryption::on}) {
+  for (const auto each : {Encryption::off, Encryption::on}) {
     if (name_of(each) == name) return each;
   }
   return std::nullopt;
@@ -75,12 +67,11 @@ bool has_aes_instructions() {
 
 SessionKeys derive_session_keys(const SecretKey& secret, std::string_view label,
                                 std::span<const std::byte> transcript,
-                                std::span<const std::byte> shared, Encryption encryption,
-                                Cipher cipher) {
+                                std::span<const std::byte> shared, Cipher cipher) {
   const std::string domain = std::string(label) + " session keys";
-  const auto kind = std::array{static_cast<std::byte>(encryption), static_cast<std::byte>(cipher)};
+  const auto kind = std::array{static_cast<std::byte>(cipher)};
   const Key root = secret.hash(domain, {transcript, shared, kind});
-  SessionKeys keys{encryption, cipher, {}, {}};
+  SessionKeys keys{cipher, {}, {}};
   crypto_kdf_derive_from_key(raw(keys.from_connecting.data()), Key::kBytes, 1, "stitchss",
                              raw(root.data()));
   crypto_kdf_derive_from_key(raw(keys.from_accepting.data()), Key::kBytes, 2, "stitchss",
@@ -88,8 +79,7 @@ SessionKeys derive_session_keys(const SecretKey& secret, std::string_view label,
   return keys;
 }
 
-KeyAgreement::KeyAgreement() {
-  base::fill_random({private_.data(), Key::kBytes});
+KeyAgreement::KeyAgreement(const Key& private_key) : private_(private_key) {
   crypto_scalarmult_base(raw(public_.data()), raw(private_.data()));
 }
 
@@ -117,11 +107,8 @@ struct RecordCipher::State {
   }
 };
 
-RecordCipher::RecordCipher(Encryption encryption, Cipher cipher, const Key& key)
-    : encryption_(encryption), cipher_(cipher) {
+RecordCipher::RecordCipher(Cipher cipher, const Key& key) : cipher_(cipher) {
   base::start_sodium();
-  if (encryption == Encryption::off)
-    throw Error(ErrorCode::internal, "records without encryption are not sealed");
   if (cipher == Cipher::aes256_gcm && !has_aes_instructions())
     throw Error(ErrorCode::internal, "this processor has no AES instructions");
   use_key(key);
@@ -167,16 +154,11 @@ void Sealer::seal(const std::byte* plain, std::size_t bytes, std::byte* out) {
   std::byte* const body = out + SealedRecord::kHeaderBytes;
   const Nonce nonce = nonce_of(number_);
   unsigned char* const tag = raw(body + bytes);
-  const bool hidden = encryption_ == Encryption::on;
-  if (!hidden && plain != body && bytes > 0) std::memcpy(body, plain, bytes);
-  // With `integrity` the tag covers what can be read, and nothing is encrypted.
-  const std::size_t text = hidden ? bytes : 0;
-  const std::size_t known = hidden ? 0 : bytes;
   if (cipher_ == Cipher::aes256_gcm) {
-    state_->aes->seal(nonce.data(), raw(plain), text, {raw(body), known}, raw(body), tag);
+    state_->aes->seal(nonce.data(), raw(plain), bytes, raw(body), tag);
   } else {
-    crypto_aead_chacha20poly1305_ietf_encrypt_detached(raw(body), tag, nullptr, raw(plain), text,
-                                                       raw(body), known, nullptr, nonce.data(),
+    crypto_aead_chacha20poly1305_ietf_encrypt_detached(raw(body), tag, nullptr, raw(plain), bytes,
+                                                       nullptr, 0, nullptr, nonce.data(),
                                                        state_->bytes_key.data());
   }
   next_record();
@@ -198,20 +180,15 @@ std::size_t Opener::open_header(const std::byte* header) const {
 void Opener::open(const std::byte* sealed, std::size_t bytes, std::byte* plain) {
   const Nonce nonce = nonce_of(number_);
   const unsigned char* const tag = raw(sealed + bytes);
-  const bool hidden = encryption_ == Encryption::on;
-  const std::size_t text = hidden ? bytes : 0;
-  const std::size_t known = hidden ? 0 : bytes;
   const bool good = cipher_ == Cipher::aes256_gcm
-                        ? state_->aes->open(nonce.data(), raw(sealed), text, {raw(sealed), known},
-                                            raw(plain), tag)
+                        ? state_->aes->open(nonce.data(), raw(sealed), bytes, raw(plain), tag)
                         : crypto_aead_chacha20poly1305_ietf_decrypt_detached(
-                              raw(plain), nullptr, raw(sealed), text, tag, raw(sealed), known,
+                              raw(plain), nullptr, raw(sealed), bytes, tag, nullptr, 0,
                               nonce.data(), state_->bytes_key.data()) == 0;
   if (!good) {
     throw Error(ErrorCode::unauthenticated,
                 "sealed record " + std::to_string(number_) + " is not what the peer sealed");
   }
-  if (!hidden && plain != sealed && bytes > 0) std::memcpy(plain, sealed, bytes);
   next_record();
 }
 

@@ -18,7 +18,6 @@ enum class Cipher : std::uint8_t { aes256_gcm, chacha20_poly1305 };
 
 // The two keys of a session, one for each direction.
 struct SessionKeys {
-  Encryption encryption = Encryption::on;
   Cipher cipher = Cipher::chacha20_poly1305;
   Key from_connecting;
   Key from_accepting;
@@ -29,14 +28,13 @@ struct SessionKeys {
 // session, empty where there is none.
 [[nodiscard]] SessionKeys derive_session_keys(const SecretKey& secret, std::string_view label,
                                               std::span<const std::byte> transcript,
-                                              std::span<const std::byte> shared,
-                                              Encryption encryption, Cipher cipher);
+                                              std::span<const std::byte> shared, Cipher cipher);
 
 // One side of an X25519 key agreement, which keeps sessions secret when the shared secret becomes
 // known later (forward secrecy).
 class KeyAgreement {
  public:
-  KeyAgreement();  // makes a fresh key pair
+  explicit KeyAgreement(const Key& private_key);  // 32 random bytes
   ~KeyAgreement();
   KeyAgreement(const KeyAgreement&) = delete;
   KeyAgreement& operator=(const KeyAgreement&) = delete;
@@ -55,10 +53,9 @@ class KeyAgreement {
 //
 //   u32 size, little-endian; SipHash-2-4 of {number of the record, size}; bytes; tag
 //
-// The tag is that of an AEAD over the bytes, with the number of the record as nonce: records count
-// from 0 in each direction and carry no number, so one that was repeated, dropped or moved does not
-// open. `on`: the bytes are encrypted; `integrity`: they are the additional data of an empty
-// text. The header has a tag of its own so that a changed size is detected immediately, instead of
+// The bytes are encrypted by an AEAD, with the number of the record as nonce: records count from 0
+// in each direction and carry no number, so one that was repeated, dropped or moved does not open.
+// The header has a tag of its own so that a changed size is detected immediately, instead of
 // making the reader wait for bytes that never come. After each kRecordsPerKey records a direction
 // changes to a new key, derived from the old one, which is wiped.
 struct SealedRecord {
@@ -72,7 +69,7 @@ struct SealedRecord {
 // record. Not thread-safe.
 class RecordCipher {
  public:
-  RecordCipher(Encryption encryption, Cipher cipher, const Key& key);
+  RecordCipher(Cipher cipher, const Key& key);
   ~RecordCipher();
   RecordCipher(const RecordCipher&) = delete;
   RecordCipher& operator=(const RecordCipher&) = delete;
@@ -84,7 +81,6 @@ class RecordCipher {
   void header_tag(std::uint32_t wire_size, std::byte* at) const;
   void next_record();
 
-  const Encryption encryption_;
   const Cipher cipher_;
   Key key_;
   std::uint64_t number_ = 0;
