@@ -16,6 +16,7 @@ const std::vector<Measure>& all_measures() {
       memory_base(),
       latency(),
       rate(),
+      connect(),
       bandwidth(),
       beside_bulk(),
       idle(),

@@ -28,6 +28,7 @@ struct Measure {
 // Each in the file of that name.
 [[nodiscard]] Measure latency();
 [[nodiscard]] Measure rate();
+[[nodiscard]] Measure connect();
 [[nodiscard]] Measure bandwidth();
 [[nodiscard]] Measure beside_bulk();
 [[nodiscard]] Measure idle();
