@@ -16,7 +16,9 @@ const std::vector<Measure>& all_measures() {
       memory_base(),
       latency(),
       rate(),
+#ifdef STITCH_BENCH_CONNECT
       connect(),
+#endif
       bandwidth(),
       beside_bulk(),
       idle(),
