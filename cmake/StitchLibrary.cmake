@@ -41,6 +41,10 @@ function(stitch_precompile target kind)
     target_precompile_headers(${pch} PRIVATE ${headers})
   endif()
   target_precompile_headers(${target} REUSE_FROM ${pch})
+  if(NOT kind STREQUAL "library" AND STITCH_TESTS)
+    # As GTest's users have it: g++ takes no precompiled header without the macros that it was made with.
+    target_compile_definitions(${target} PRIVATE GTEST_HAS_PTHREAD=1)
+  endif()
 endfunction()
 
 # stitch_compile_together(target): with STITCH_UNITY, its sources are compiled several at a time. Names of their
