@@ -38,7 +38,6 @@ constexpr std::size_t kMaxBytes = Store::kMaxValueBytes - kSealBytes - 64;
 constexpr std::int64_t kMaxClaims = 65'536;
 constexpr std::chrono::milliseconds kFirstPause{2};
 constexpr std::chrono::milliseconds kLongestPause{50};
-constexpr int kMaxRaces = 1000;
 
 std::string first_line(std::string_view text) {
   return base::printable(std::string(text.substr(0, text.find('\n'))));
@@ -87,23 +86,6 @@ class C10dStore final : public Store, public std::enable_shared_from_this<C10dSt
   std::optional<std::string> try_get(const std::string& key) override {
     const auto there = read(key);
     return there ? std::optional(open(key, *there)) : std::nullopt;
-  }
-
-  std::int64_t add(const std::string& key, std::int64_t delta) override {
-    in_store(name_, [&] { transport::check_key(key); });
-    return ask([&] { return store_->add("number:" + key, delta); });
-  }
-
-  std::string compare_and_set(const std::string& key, const std::optional<std::string>& expected,
-                              const std::string& desired) override {
-    const Raw sealed = seal(key, desired);
-    for (int i = 0; i < kMaxRaces; ++i) {
-      const auto there = read(key);
-      const auto value = there ? std::optional(open(key, *there)) : std::nullopt;
-      if (value != expected) return value.value_or("");
-      if (exchange(key, there.value_or(Raw()), sealed) == sealed) return desired;
-    }
-    throw Error(ErrorCode::overloaded, "key \"" + key + "\" changes all the time in " + name_);
   }
 
   bool erase(const std::string& key) override {

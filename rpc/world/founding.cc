@@ -49,15 +49,22 @@ void check_ranks(const std::vector<MemberClaim>& founders, const WorldSize& size
   }
 }
 
-// A rank is the id; a worker without one gets the lowest that is free, in the order of the tokens.
+// A rank is the id; a worker without one gets the lowest that is free, and whose name is, in the
+// order of the tokens.
 void assign_ids(std::vector<MemberClaim>& founders) {
   std::set<std::int64_t> taken;
-  for (const auto& [record, addresses] : founders) taken.insert(record.rank);
+  std::set<std::string> names;
+  for (const auto& [record, addresses] : founders) {
+    taken.insert(record.rank);
+    names.insert(record.name);
+  }
   std::int64_t next = 0;
   for (auto& [record, addresses] : founders) {
     if (record.rank == MemberRecord::kNoRank) {
-      while (!taken.insert(next).second) ++next;
-      record.rank = next;
+      while (taken.contains(next) ||
+             (record.name.empty() && names.contains("worker" + std::to_string(next))))
+        ++next;
+      taken.insert(record.rank = next);
     }
     if (record.name.empty()) record.name = "worker" + std::to_string(record.rank);
   }

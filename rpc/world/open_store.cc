@@ -39,9 +39,9 @@ void check_open_network(const std::string& name, bool has_secret, const std::str
 
 OpenStore open_store(const Options& options, std::shared_ptr<const transport::SecretKey> key,
                      std::chrono::steady_clock::time_point deadline) {
-  std::string prefix = "stitch";
-  for (const std::string& part : {launcher_job(environment), torchrun_restart(environment)})
-    if (!part.empty()) prefix += '/' + part;
+  // Both parts always, so that no name of a job is taken for a key of workers without one.
+  const std::string prefix =
+      "stitch/" + launcher_job(environment) + '/' + torchrun_restart(environment);
   OpenStore opened;
   const auto own_keys = [prefix](std::shared_ptr<transport::Store> store) {
     return transport::make_prefix_store(prefix, std::move(store));

@@ -62,18 +62,6 @@ TEST_P(C10dStore, HasWhatWasSet) {
             ErrorCode::out_of_range);
 }
 
-TEST_P(C10dStore, ComparesAndSets) {
-  EXPECT_EQ(store_->compare_and_set("k", "old", "new"), "");
-  EXPECT_EQ(store_->compare_and_set("k", std::nullopt, "first"), "first");
-  EXPECT_EQ(store_->compare_and_set("k", std::nullopt, "second"), "first");
-  EXPECT_EQ(store_->compare_and_set("k", "wrong", "second"), "first");
-  EXPECT_EQ(store_->compare_and_set("k", "first", ""), "");
-  EXPECT_EQ(store_->compare_and_set("k", "", "second"), "second");
-  EXPECT_EQ(open()->try_get("k"), "second");
-  EXPECT_EQ(store_->add("k", 2), 2);
-  EXPECT_EQ(open()->add("k", -3), -1);
-}
-
 TEST_P(C10dStore, ClaimsAreExclusiveUntilTheyAreDestroyed) {
   const auto other = open();
   Store::Claimed first = store_->claim("member/a", "one");

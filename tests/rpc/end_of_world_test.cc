@@ -27,15 +27,6 @@ class StallingStore : public stitch::transport::Store {
     pass();
     return store_->try_get(key);
   }
-  std::int64_t add(const std::string& key, std::int64_t delta) override {
-    pass();
-    return store_->add(key, delta);
-  }
-  std::string compare_and_set(const std::string& key, const std::optional<std::string>& expected,
-                              const std::string& desired) override {
-    pass();
-    return store_->compare_and_set(key, expected, desired);
-  }
   bool erase(const std::string& key) override {
     pass();
     return store_->erase(key);

@@ -36,15 +36,6 @@ class CountingStore final : public transport::Store {
     if (value) bytes += value->size();
     return value;
   }
-  std::int64_t add(const std::string& key, std::int64_t delta) override {
-    ++requests;
-    return store_->add(key, delta);
-  }
-  std::string compare_and_set(const std::string& key, const std::optional<std::string>& expected,
-                              const std::string& desired) override {
-    ++requests;
-    return store_->compare_and_set(key, expected, desired);
-  }
   bool erase(const std::string& key) override {
     ++requests;
     return store_->erase(key);

@@ -92,6 +92,20 @@ TEST_F(Founders, OfAnElasticWorldGetIdsAndNames) {
   EXPECT_TRUE(names.contains("worker0") || names.contains("worker1"));
 }
 
+TEST_F(Founders, WithoutANameGetNoneThatIsTaken) {
+  std::map<std::string, std::string> claims;
+  for (const char* name : {"worker1", "", ""}) {
+    const auto claim = claim_of({.name = name, .world_size = "3:8"});
+    claims.emplace(world_key::kMember + claim.record.token, claim.encode());
+  }
+  std::vector<std::string> found;
+  for (const auto& life : stitch::rpc::Founding::form(claims, WorldSize("3:8"), 7).lives)
+    found.push_back(to_string(life.card.info));
+  EXPECT_EQ(found,
+            (std::vector<std::string>{"worker \"worker1\" (id 0)", "worker \"worker2\" (id 2)",
+                                      "worker \"worker3\" (id 3)"}));
+}
+
 TEST_F(Founders, OfOneRankGetAnErrorAndTheNextAWorld) {
   const Options twin{.name = "twin", .rank = 0, .world_size = 2};
   for (const Error& error : fail_together({a, twin})) {

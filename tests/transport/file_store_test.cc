@@ -31,41 +31,44 @@ class FileStoreTest : public ::testing::Test {
   const std::string values_ = path_ + ".values";
 };
 
-TEST_F(FileStoreTest, ProcessesCountTogether) {
-  constexpr int kAdds = 200;
+TEST_F(FileStoreTest, ProcessesWriteTogether) {
+  constexpr int kKeys = 100;
+  const auto set_all = [](Store& store, const std::string& writer) {
+    for (int i = 0; i < kKeys; ++i) store.set(writer + std::to_string(i), writer);
+    store.set("done/" + writer, "");
+  };
   std::vector<ForkedChild> children;
   for (int c = 0; c < 3; ++c) {
-    children.emplace_back([&] {
-      const auto store = make_file_store(path_);
-      for (int i = 0; i < kAdds; ++i) store->add("n", 1);
-      store->add("done", 1);
-      (void)store->get("go home", 20s);
-    });
+    children.emplace_back([&, c] { set_all(*make_file_store(path_), std::string(1, 'a' + c)); });
   }
   const auto store = make_file_store(path_);
-  for (int i = 0; i < kAdds; ++i) store->add("n", 1);
-  while (store->add("done", 0) < 3) (void)store->try_get("n");
-  EXPECT_EQ(store->get("n", 0ms), std::to_string(4 * kAdds));
-  store->set("go home", "");
+  set_all(*store, "d");
   for (auto& child : children) EXPECT_EQ(child.wait(), 0);
+  for (const std::string writer : {"a", "b", "c", "d"}) {
+    for (int i = 0; i < kKeys; ++i) EXPECT_EQ(store->try_get(writer + std::to_string(i)), writer);
+  }
 }
 
 TEST_F(FileStoreTest, AKilledWriterLeavesTheFileUsable) {
   const auto store = make_file_store(path_);
-  std::int64_t before = 0;
+  const std::string big(20'000, 'x');
   for (int round = 0; round < 6; ++round) {
+    store->set("n", "0");
     ForkedChild child([&] {
       const auto mine = make_file_store(path_);
-      for (;;) {
-        mine->set("big", std::string(20'000, 'x'));
-        mine->add("n", 1);
+      for (int n = 1;; ++n) {
+        mine->set("big", big);
+        mine->set("n", std::to_string(n));
       }
     });
-    while (store->add("n", 0) < before + 3) ::usleep(100);
+    while (std::stoi(store->get("n", 0ms)) < 3) ::usleep(100);
     child.kill();
     EXPECT_EQ(child.wait(), 128 + SIGKILL);
-    before = store->add("n", 1);
-    EXPECT_EQ(make_file_store(path_)->get("n", 0ms), std::to_string(before));
+    store->set("mine", std::to_string(round));
+    const auto again = make_file_store(path_);
+    EXPECT_EQ(again->get("mine", 0ms), std::to_string(round));
+    EXPECT_EQ(again->get("big", 0ms), big);
+    EXPECT_GE(std::stoi(again->get("n", 0ms)), 3);
   }
 }
 

@@ -103,7 +103,7 @@ TEST_P(StoreContract, GetReturnsWhatWasSet) {
 TEST_P(StoreContract, GetWaitsForTheKey) {
   const auto other = open();
   auto value = std::async(std::launch::async, [&] { return store_->get("later", 30s); });
-  other->add("started", 1);
+  other->set("started", "");
   other->set("later", "here");
   EXPECT_EQ(value.get(), "here");
 }
@@ -132,94 +132,12 @@ TEST_P(StoreContract, AVeryLongTimeoutIsNoLimit) {
   EXPECT_EQ(value.get(), "here");
 }
 
-TEST_P(StoreContract, AddCounts) {
-  EXPECT_EQ(store_->add("n", 5), 5);
-  EXPECT_EQ(store_->add("n", -7), -2);
-  EXPECT_EQ(store_->get("n", 1s), "-2");
-  store_->set("n", "40");
-  EXPECT_EQ(store_->add("n", 2), 42);
-}
-
-TEST_P(StoreContract, AddRefusesAValueThatIsNoNumber) {
-  store_->set("n", "12 apples");
-  const auto error = error_of([&] { store_->add("n", 1); });
-  EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
-  EXPECT_EQ(error.what(), "value \"12 apples\" of key " + shown("n") +
-                              " is not a 64-bit decimal number in " + store_->describe());
-  EXPECT_EQ(store_->get("n", 1s), "12 apples");
-
-  store_->set("n", "9223372036854775807");
-  const auto overflow = error_of([&] { store_->add("n", 1); });
-  EXPECT_EQ(overflow.code(), ErrorCode::out_of_range);
-  EXPECT_EQ(overflow.what(), "sum of 9223372036854775807 and 1 for key " + shown("n") +
-                                 " overflows 64 bits in " + store_->describe());
-}
-
-TEST_P(StoreContract, AddsFromEightThreadsAllCount) {
-  constexpr int kThreads = 8;
-  constexpr int kAdds = 50;
-  std::vector<std::vector<std::int64_t>> seen(kThreads);
-  {
-    std::vector<std::jthread> threads;
-    for (auto& mine : seen) {
-      threads.emplace_back([&mine, store = &mine == &seen[0] ? open() : store_] {
-        for (int i = 0; i < kAdds; ++i) mine.push_back(store->add("n", 1));
-      });
-    }
-  }
-  std::vector<std::int64_t> all;
-  for (const auto& mine : seen) {
-    EXPECT_TRUE(std::is_sorted(mine.begin(), mine.end()));
-    all.insert(all.end(), mine.begin(), mine.end());
-  }
-  std::sort(all.begin(), all.end());
-  ASSERT_EQ(all.size(), std::size_t{kThreads * kAdds});
-  for (std::size_t i = 0; i < all.size(); ++i) EXPECT_EQ(all[i], static_cast<std::int64_t>(i) + 1);
-}
-
-TEST_P(StoreContract, CompareAndSetReturnsTheValueAfterwards) {
-  EXPECT_EQ(store_->compare_and_set("k", "old", "new"), "");
-  EXPECT_EQ(store_->try_get("k"), std::nullopt);
-  EXPECT_EQ(store_->compare_and_set("k", std::nullopt, "first"), "first");
-  EXPECT_EQ(store_->compare_and_set("k", std::nullopt, "second"), "first");
-  EXPECT_EQ(store_->compare_and_set("k", "wrong", "second"), "first");
-  EXPECT_EQ(store_->compare_and_set("k", "first", "second"), "second");
-  EXPECT_EQ(store_->get("k", 1s), "second");
-}
-
-TEST_P(StoreContract, OneThreadWinsEachRaceToSet) {
-  constexpr int kRounds = 20;
-  std::atomic<int> wins = 0;
-  {
-    std::vector<std::jthread> threads;
-    for (int t = 0; t < 8; ++t) {
-      threads.emplace_back([&, t] {
-        const auto store = t == 0 ? open() : store_;
-        for (int round = 0; round < kRounds; ++round) {
-          const std::string mine = std::to_string(t);
-          if (store->compare_and_set("leader/" + std::to_string(round), std::nullopt, mine) == mine)
-            ++wins;
-        }
-      });
-    }
-  }
-  EXPECT_EQ(wins, kRounds);
-}
-
-TEST_P(StoreContract, CompareAndSetWakesWaiters) {
-  const auto other = open();
-  auto value = std::async(std::launch::async, [&] { return store_->get("k", 30s); });
-  other->compare_and_set("k", std::nullopt, "v");
-  EXPECT_EQ(value.get(), "v");
-}
-
 TEST_P(StoreContract, EraseReturnsWhetherThereWasAValue) {
   EXPECT_FALSE(store_->erase("k"));
   store_->set("k", "v");
   EXPECT_TRUE(store_->erase("k"));
   EXPECT_FALSE(store_->erase("k"));
   EXPECT_EQ(store_->try_get("k"), std::nullopt);
-  EXPECT_EQ(store_->add("k", 1), 1);
 }
 
 TEST_P(StoreContract, LargeValuesPassUpToTheLimit) {
@@ -227,7 +145,6 @@ TEST_P(StoreContract, LargeValuesPassUpToTheLimit) {
   large[12345] = 'y';
   store_->set("large", large);
   EXPECT_TRUE(open()->get("large", 10s) == large);
-  EXPECT_TRUE(store_->compare_and_set("large", large, large) == large);
 
   large += 'z';
   const auto error = error_of([&] { store_->set("large", large); });
@@ -246,9 +163,6 @@ TEST_P(StoreContract, KeysAreNeitherEmptyNorLong) {
   EXPECT_EQ(error_of([&] { store_->set(longest + 'k', "v"); }).code(), ErrorCode::invalid_argument);
   EXPECT_EQ(error_of([&] { (void)store_->get("", 1s); }).code(), ErrorCode::invalid_argument);
   EXPECT_EQ(error_of([&] { (void)store_->try_get(""); }).code(), ErrorCode::invalid_argument);
-  EXPECT_EQ(error_of([&] { store_->add("", 1); }).code(), ErrorCode::invalid_argument);
-  EXPECT_EQ(error_of([&] { store_->compare_and_set("", std::nullopt, "v"); }).code(),
-            ErrorCode::invalid_argument);
   EXPECT_EQ(error_of([&] { store_->erase(""); }).code(), ErrorCode::invalid_argument);
   EXPECT_EQ(error_of([&] { (void)store_->claim("", "v"); }).code(), ErrorCode::invalid_argument);
 }

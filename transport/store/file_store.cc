@@ -114,7 +114,7 @@ class FileStore final : public Store, public std::enable_shared_from_this<FileSt
     const base::MutexLock lock(mutex_);
     for (;;) {
       read_values();
-      if (const std::string* value = values_.find(key); value != nullptr) return *value;
+      if (const auto value = values_.find(key)) return *value;
       if (Clock::now() >= deadline) throw in_store(not_set_error(key, timeout), name_);
       changed_.wait_until(mutex_, next_look(since, deadline));
     }
@@ -124,30 +124,8 @@ class FileStore final : public Store, public std::enable_shared_from_this<FileSt
     in_store(name_, [&] { check_key(key); });
     const base::MutexLock lock(mutex_);
     read_values();
-    const std::string* value = values_.find(key);
-    return value == nullptr ? std::nullopt : std::optional(*value);
-  }
-
-  std::int64_t add(const std::string& key, std::int64_t delta) override {
-    std::int64_t sum = 0;
-    in_store(name_, [&] { check_key(key); });
-    change([&](StoreMap& values) {
-      sum = in_store(name_, [&] { return values.add(key, delta); });
-      return true;
-    });
-    return sum;
-  }
-
-  std::string compare_and_set(const std::string& key, const std::optional<std::string>& expected,
-                              const std::string& desired) override {
-    in_store(name_, [&] { check_compare(key, expected, desired); });
-    std::string value;
-    change([&](StoreMap& values) {
-      const bool matches = values.matches(key, expected);
-      value = values.compare_and_set(key, expected, desired);
-      return matches;
-    });
-    return value;
+    const auto value = values_.find(key);
+    return value ? std::optional(*value) : std::nullopt;
   }
 
   bool erase(const std::string& key) override {
@@ -190,7 +168,7 @@ class FileStore final : public Store, public std::enable_shared_from_this<FileSt
     const auto deadline = base::deadline_after(timeout);
     const base::MutexLock lock(mutex_);
     for (;;) {
-      StoreMap::Entries found = held_claims(prefix, deadline);
+      std::map<std::string, std::string> found = held_claims(prefix, deadline);
       if (found.size() >= count || Clock::now() >= deadline) return found;
       changed_.wait_until(mutex_, next_look(since, deadline));
     }
@@ -273,7 +251,8 @@ class FileStore final : public Store, public std::enable_shared_from_this<FileSt
   // The complete ones; `end` is behind the last.
   [[nodiscard]] std::vector<Record> read_records(std::size_t& end) STITCH_REQUIRES(mutex_);
   void write_record(const Record& record) STITCH_REQUIRES(mutex_);
-  [[nodiscard]] StoreMap::Entries held_claims(const std::string& prefix, Clock::time_point deadline)
+  [[nodiscard]] std::map<std::string, std::string> held_claims(const std::string& prefix,
+                                                               Clock::time_point deadline)
       STITCH_REQUIRES(mutex_);
 
   const std::string path_;
@@ -468,7 +447,7 @@ void FileStore::write_values() {
   writer.write(static_cast<std::uint32_t>(values_.values().size()));
   for (const auto& [key, value] : values_.values()) {
     writer.write_string(key);
-    writer.write_string(value);
+    writer.write_string(*value);
   }
   // One that is there was left by a process that died.
   if (::unlink(path.c_str()) != 0 && errno != ENOENT) throw cannot("be written", errno);
@@ -515,11 +494,12 @@ void FileStore::write_record(const Record& record) {
   write_all(file_, record.at, bytes.span());
 }
 
-StoreMap::Entries FileStore::held_claims(const std::string& prefix, Clock::time_point deadline) {
+std::map<std::string, std::string> FileStore::held_claims(const std::string& prefix,
+                                                          Clock::time_point deadline) {
   lock_writer(deadline);
   const Unlock unlock(*this);
   check_there();
-  StoreMap::Entries found;
+  std::map<std::string, std::string> found;
   std::size_t end = 0;
   for (Record& each : read_records(end)) {
     if (each.key.starts_with(prefix) && is_held(each.at))

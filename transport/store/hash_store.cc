@@ -24,8 +24,8 @@ class HashStore final : public Store, public std::enable_shared_from_this<HashSt
     in_store(describe(), [&] { check_key(key); });
     const auto deadline = base::deadline_after(timeout);
     const base::MutexLock lock(mutex_);
-    const std::string* value = nullptr;
-    while ((value = map_.find(key)) == nullptr) {
+    StoreMap::Value value;
+    while (!(value = map_.find(key))) {
       if (std::chrono::steady_clock::now() >= deadline)
         throw in_store(not_set_error(key, timeout), describe());
       changed_.wait_until(mutex_, deadline);
@@ -36,26 +36,8 @@ class HashStore final : public Store, public std::enable_shared_from_this<HashSt
   std::optional<std::string> try_get(const std::string& key) override {
     in_store(describe(), [&] { check_key(key); });
     const base::MutexLock lock(mutex_);
-    const std::string* value = map_.find(key);
-    return value == nullptr ? std::nullopt : std::optional(*value);
-  }
-
-  std::int64_t add(const std::string& key, std::int64_t delta) override {
-    return in_store(describe(), [&] {
-      check_key(key);
-      const base::MutexLock lock(mutex_);
-      const std::int64_t sum = map_.add(key, delta);
-      changed_.notify_all();
-      return sum;
-    });
-  }
-
-  std::string compare_and_set(const std::string& key, const std::optional<std::string>& expected,
-                              const std::string& desired) override {
-    in_store(describe(), [&] { check_compare(key, expected, desired); });
-    const base::MutexLock lock(mutex_);
-    changed_.notify_all();
-    return map_.compare_and_set(key, expected, desired);
+    const StoreMap::Value value = map_.find(key);
+    return value ? std::optional(*value) : std::nullopt;
   }
 
   bool erase(const std::string& key) override {
@@ -67,8 +49,8 @@ class HashStore final : public Store, public std::enable_shared_from_this<HashSt
   Claimed claim(const std::string& key, const std::string& value) override {
     in_store(describe(), [&] { check_entry(key, value); });
     const base::MutexLock lock(mutex_);
-    StoreMap::Holder holder = map_.claim(key, value);
-    if (!holder.claimed) return {nullptr, std::move(holder.value)};
+    const StoreMap::Holder holder = map_.claim(key, value);
+    if (!holder.claimed) return {nullptr, *holder.value};
     changed_.notify_all();
     return {std::make_unique<HashClaim>(shared_from_this(), key), value};
   }
@@ -78,8 +60,9 @@ class HashStore final : public Store, public std::enable_shared_from_this<HashSt
     const auto deadline = base::deadline_after(timeout);
     const base::MutexLock lock(mutex_);
     for (;;) {
-      StoreMap::Entries found = map_.claims(prefix);
-      if (found.size() >= count || std::chrono::steady_clock::now() >= deadline) return found;
+      const StoreMap::Entries found = map_.claims(prefix);
+      if (found.size() >= count || std::chrono::steady_clock::now() >= deadline)
+        return texts_of(found);
       changed_.wait_until(mutex_, deadline);
     }
   }

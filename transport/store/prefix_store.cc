@@ -22,13 +22,6 @@ class PrefixStore final : public Store {
   std::optional<std::string> try_get(const std::string& key) override {
     return store_->try_get(full(key));
   }
-  std::int64_t add(const std::string& key, std::int64_t delta) override {
-    return store_->add(full(key), delta);
-  }
-  std::string compare_and_set(const std::string& key, const std::optional<std::string>& expected,
-                              const std::string& desired) override {
-    return store_->compare_and_set(full(key), expected, desired);
-  }
   bool erase(const std::string& key) override { return store_->erase(full(key)); }
   Claimed claim(const std::string& key, const std::string& value) override {
     return store_->claim(full(key), value);

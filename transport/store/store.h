@@ -30,14 +30,6 @@ class Store {
   [[nodiscard]] virtual std::string get(const std::string& key, Timeout timeout) = 0;
   // The value of `key` now, or nothing.
   [[nodiscard]] virtual std::optional<std::string> try_get(const std::string& key) = 0;
-  // Adds `delta` to the decimal number under `key` (0 when there is none) and returns the sum,
-  // atomically. Error(invalid_argument) when the value is not a number.
-  virtual std::int64_t add(const std::string& key, std::int64_t delta) = 0;
-  // When the value of `key` is `expected` (nullopt: when there is none), stores `desired`. Returns
-  // the value afterwards: `desired` exactly when it has been stored or was there before. Atomic.
-  virtual std::string compare_and_set(const std::string& key,
-                                      const std::optional<std::string>& expected,
-                                      const std::string& desired) = 0;
   // Removes `key`; false when there was none.
   virtual bool erase(const std::string& key) = 0;
 

@@ -1,6 +1,5 @@
 #include "stitch/transport/store/store_map.h"
 
-#include <charconv>
 #include <utility>
 
 namespace stitch::transport {
@@ -17,51 +16,20 @@ std::string quoted(const std::string& text) {
 
 }  // namespace
 
-const std::string* StoreMap::find(const std::string& key) const {
+StoreMap::Value StoreMap::find(const std::string& key) const {
   const auto found = values_.find(key);
-  return found == values_.end() ? nullptr : &found->second;
-}
-
-std::int64_t StoreMap::add(const std::string& key, std::int64_t delta) {
-  std::int64_t number = 0;
-  if (const std::string* value = find(key); value != nullptr) {
-    const auto [end, error] = std::from_chars(value->data(), value->data() + value->size(), number);
-    if (error != std::errc{} || end != value->data() + value->size()) {
-      throw Error(ErrorCode::invalid_argument, "value " + quoted(*value) + " of key " +
-                                                   quoted(key) + " is not a 64-bit decimal number");
-    }
-  }
-  std::int64_t sum = 0;
-  if (__builtin_add_overflow(number, delta, &sum)) {
-    throw Error(ErrorCode::out_of_range, "sum of " + std::to_string(number) + " and " +
-                                             std::to_string(delta) + " for key " + quoted(key) +
-                                             " overflows 64 bits");
-  }
-  set(key, std::to_string(sum));
-  return sum;
-}
-
-bool StoreMap::matches(const std::string& key, const std::optional<std::string>& expected) const {
-  const std::string* value = find(key);
-  return value == nullptr ? !expected.has_value() : expected.has_value() && *value == *expected;
-}
-
-std::string StoreMap::compare_and_set(const std::string& key,
-                                      const std::optional<std::string>& expected,
-                                      const std::string& desired) {
-  if (matches(key, expected)) set(key, desired);
-  const std::string* value = find(key);
-  return value == nullptr ? std::string() : *value;
+  return found == values_.end() ? nullptr : found->second;
 }
 
 StoreMap::Holder StoreMap::claim(const std::string& key, const std::string& value) {
-  const auto [place, free] = claims_.try_emplace(key, value);
+  const auto [place, free] = claims_.try_emplace(key);
+  if (free) place->second = std::make_shared<const std::string>(value);
   return {free, place->second};
 }
 
 std::size_t StoreMap::release(const std::string& key) {
   const auto claim = claims_.extract(key);
-  return claim.empty() ? 0 : claim.mapped().size();
+  return claim.empty() ? 0 : claim.mapped()->size();
 }
 
 StoreMap::Entries StoreMap::claims(const std::string& prefix) const {
@@ -97,12 +65,6 @@ void check_entry(const std::string& key, const std::string& value) {
   check_value(key, value);
 }
 
-void check_compare(const std::string& key, const std::optional<std::string>& expected,
-                   const std::string& desired) {
-  if (expected.has_value()) check_value(key, *expected);
-  check_entry(key, desired);
-}
-
 void check_value(const std::string& key, const std::string& value) {
   if (value.size() > Store::kMaxValueBytes) {
     throw Error(ErrorCode::out_of_range, "value of " + std::to_string(value.size()) +
@@ -110,6 +72,12 @@ void check_value(const std::string& key, const std::string& value) {
                                              std::to_string(Store::kMaxValueBytes) +
                                              " allowed, cannot be set");
   }
+}
+
+std::map<std::string, std::string> texts_of(const StoreMap::Entries& entries) {
+  std::map<std::string, std::string> texts;
+  for (const auto& [key, value] : entries) texts.emplace_hint(texts.end(), key, *value);
+  return texts;
 }
 
 Error not_set_error(const std::string& key, Store::Timeout timeout) {

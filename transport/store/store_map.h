@@ -1,9 +1,10 @@
 #pragma once
 
-#include <cstdint>
+#include <cstddef>
 #include <map>
-#include <optional>
+#include <memory>
 #include <string>
+#include <utility>
 
 #include "stitch/base/error.h"
 #include "stitch/transport/store/store.h"
@@ -14,28 +15,22 @@ namespace stitch::transport {
 // not name the store; in_store() adds that. Thread contract: not thread-safe; its owner locks.
 class StoreMap {
  public:
-  using Entries = std::map<std::string, std::string>;
+  // Shared with the replies that are on their way.
+  using Value = std::shared_ptr<const std::string>;
+  using Entries = std::map<std::string, Value>;
 
   void set(const std::string& key, std::string value) {
-    values_.insert_or_assign(key, std::move(value));
+    values_.insert_or_assign(key, std::make_shared<const std::string>(std::move(value)));
   }
   // Null when there is none.
-  [[nodiscard]] const std::string* find(const std::string& key) const;
+  [[nodiscard]] Value find(const std::string& key) const;
   bool erase(const std::string& key) { return values_.erase(key) > 0; }
-  // As Store::add().
-  std::int64_t add(const std::string& key, std::int64_t delta);
-  // True when the value of `key` is `expected`; nullopt: when there is none.
-  [[nodiscard]] bool matches(const std::string& key,
-                             const std::optional<std::string>& expected) const;
-  // The value afterwards; empty when there is none because another value than none was expected.
-  std::string compare_and_set(const std::string& key, const std::optional<std::string>& expected,
-                              const std::string& desired);
   [[nodiscard]] const Entries& values() const noexcept { return values_; }
 
   // Whether `key` is claimed now, and by what value.
   struct Holder {
     bool claimed = false;
-    std::string value;
+    Value value;
   };
   Holder claim(const std::string& key, const std::string& value);
   // Returns how long the value of the claim was.
@@ -53,8 +48,8 @@ class StoreMap {
 void check_key(const std::string& key);
 void check_value(const std::string& key, const std::string& value);
 void check_entry(const std::string& key, const std::string& value);
-void check_compare(const std::string& key, const std::optional<std::string>& expected,
-                   const std::string& desired);
+
+[[nodiscard]] std::map<std::string, std::string> texts_of(const StoreMap::Entries& entries);
 
 // `key "a" was not set within 5000 ms`
 [[nodiscard]] Error not_set_error(const std::string& key, Store::Timeout timeout);

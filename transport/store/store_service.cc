@@ -1,13 +1,16 @@
 #include "stitch/transport/store/store_service.h"
 
 #include <algorithm>
+#include <iterator>
 #include <memory>
 
 namespace stitch::transport {
 
 namespace {
 
-constexpr std::size_t kMaxWaits = 65'536;
+// Of one client: more than any worker has, and what keeps one from using up all.
+constexpr std::size_t kMaxWaits = 64;
+constexpr std::size_t kMaxClaims = 64;
 
 // Of memory, roughly, with what the containers add.
 std::size_t cost_of(const std::string& key, std::size_t value_bytes) {
@@ -15,8 +18,10 @@ std::size_t cost_of(const std::string& key, std::size_t value_bytes) {
   return kOther + key.size() + value_bytes;
 }
 
-std::shared_ptr<const std::string> shared(std::string value) {
-  return std::make_shared<const std::string>(std::move(value));
+void check_less(std::size_t count, std::size_t limit, const char* what) {
+  if (count < limit) return;
+  throw Error(ErrorCode::overloaded,
+              "a client cannot have more than " + std::to_string(limit) + ' ' + what);
 }
 
 }  // namespace
@@ -42,11 +47,10 @@ std::vector<StoreService::Reply> StoreService::perform(Client client, const Stor
       Wait wait{request.operation, key,
                 static_cast<std::size_t>(std::max<std::int64_t>(request.count, 0))};
       if (!take_reply(wait, false, reply)) {
-        if (waits_.size() >= kMaxWaits) {
-          throw Error(ErrorCode::overloaded,
-                      "more than " + std::to_string(kMaxWaits) + " requests cannot wait");
-        }
         const std::pair id(client, request.number);
+        const auto mine =
+            std::distance(waits_.lower_bound({client, 0}), waits_.lower_bound({client + 1, 0}));
+        check_less(static_cast<std::size_t>(mine), kMaxWaits, "requests that wait");
         if (waits_.contains(id)) throw Error(ErrorCode::protocol, "its number is in use");
         take(cost_of(key, 0), 0);
         waits_.emplace(id, std::move(wait));
@@ -58,7 +62,7 @@ std::vector<StoreService::Reply> StoreService::perform(Client client, const Stor
   } catch (const Error& error) {
     reply = {};
     reply.error = error.code();
-    reply.value = shared(error.what());
+    reply.value = std::make_shared<const std::string>(error.what());
   }
   reply.number = request.number;
   replies.push_back({client, std::move(reply)});
@@ -71,27 +75,15 @@ std::vector<StoreService::Reply> StoreService::perform(Client client, const Stor
 StoreReply StoreService::reply_now(Client client, const StoreRequest& request) {
   StoreReply reply;
   const std::string& key = request.key;
-  const std::string* before = map_.find(key);
-  const std::size_t freed = before == nullptr ? 0 : cost_of(key, before->size());
+  const StoreMap::Value before = map_.find(key);
+  const std::size_t freed = before ? cost_of(key, before->size()) : 0;
   switch (request.operation) {
     case StoreOperation::set:
       take(cost_of(key, request.value.size()), freed);
       map_.set(key, request.value);
       break;
     case StoreOperation::try_get:
-      if (before != nullptr) reply.value = shared(*before);
-      break;
-    case StoreOperation::add: {
-      constexpr std::size_t kDigits = 20;
-      take(cost_of(key, kDigits), 0);
-      used_ -= cost_of(key, kDigits);
-      reply.count = map_.add(key, request.count);
-      take(cost_of(key, map_.find(key)->size()), freed);
-      break;
-    }
-    case StoreOperation::compare_and_set:
-      if (map_.matches(key, request.expected)) take(cost_of(key, request.value.size()), freed);
-      reply.value = shared(map_.compare_and_set(key, request.expected, request.value));
+      reply.value = before;
       break;
     case StoreOperation::erase:
       reply.count = map_.erase(key) ? 1 : 0;
@@ -101,15 +93,17 @@ StoreReply StoreService::reply_now(Client client, const StoreRequest& request) {
       StoreMap::Holder holder = map_.claim(key, request.value);
       if (holder.claimed) {
         try {
+          std::vector<std::string>& mine = claimed_[client];
+          check_less(mine.size(), kMaxClaims, "claims");
           take(cost_of(key, request.value.size()), 0);
-          claimed_[client].push_back(key);
+          mine.push_back(key);
         } catch (...) {
           map_.release(key);
           throw;
         }
       }
       reply.count = holder.claimed ? 1 : 0;
-      reply.value = shared(std::move(holder.value));
+      reply.value = std::move(holder.value);
       break;
     }
     default:
@@ -124,10 +118,8 @@ bool StoreService::take_reply(const Wait& wait, bool now, StoreReply& reply) con
     reply.entries = map_.claims(wait.key);
     return true;
   }
-  const std::string* value = map_.find(wait.key);
-  if (value == nullptr && !now) return false;
-  if (value != nullptr) reply.value = shared(*value);
-  return true;
+  reply.value = map_.find(wait.key);
+  return now || reply.value;
 }
 
 void StoreService::stop_waiting(Client client, std::uint64_t number, std::vector<Reply>& replies) {
@@ -143,7 +135,6 @@ void StoreService::stop_waiting(Client client, std::uint64_t number, std::vector
 
 void StoreService::wake(const std::string& key, StoreOperation operation,
                         std::vector<Reply>& replies) {
-  std::shared_ptr<const std::string> value;  // one for all
   for (auto at = waits_.begin(); at != waits_.end();) {
     const auto& [id, wait] = *at;
     StoreReply reply;
@@ -154,7 +145,6 @@ void StoreService::wake(const std::string& key, StoreOperation operation,
       ++at;
       continue;
     }
-    if (reply.value) reply.value = value = value ? value : reply.value;
     take(0, cost_of(wait.key, 0));
     replies.push_back({id.first, std::move(reply)});
     at = waits_.erase(at);

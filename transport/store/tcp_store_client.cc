@@ -68,20 +68,6 @@ class TcpStore final : public Store, public std::enable_shared_from_this<TcpStor
     return reply.value ? std::optional(*reply.value) : std::nullopt;
   }
 
-  std::int64_t add(const std::string& key, std::int64_t delta) override {
-    in_store(name_, [&] { check_key(key); });
-    return call({.operation = StoreOperation::add, .key = key, .count = delta}).count;
-  }
-
-  std::string compare_and_set(const std::string& key, const std::optional<std::string>& expected,
-                              const std::string& desired) override {
-    in_store(name_, [&] { check_compare(key, expected, desired); });
-    return value_of(call({.operation = StoreOperation::compare_and_set,
-                          .key = key,
-                          .value = desired,
-                          .expected = expected}));
-  }
-
   bool erase(const std::string& key) override {
     in_store(name_, [&] { check_key(key); });
     return call({.operation = StoreOperation::erase, .key = key}).count != 0;
@@ -96,11 +82,11 @@ class TcpStore final : public Store, public std::enable_shared_from_this<TcpStor
 
   std::map<std::string, std::string> claims(const std::string& prefix, std::size_t count,
                                             Timeout timeout) override {
-    return call({.operation = StoreOperation::claims,
-                 .key = prefix,
-                 .count = static_cast<std::int64_t>(count)},
-                timeout)
-        .entries;
+    return texts_of(call({.operation = StoreOperation::claims,
+                          .key = prefix,
+                          .count = static_cast<std::int64_t>(count)},
+                         timeout)
+                        .entries);
   }
 
   std::string describe() const override { return name_; }

@@ -5,7 +5,6 @@
 
 #include "stitch/base/byte_io.h"
 #include "stitch/base/printable.h"
-#include "stitch/transport/store/store_map.h"
 
 namespace stitch::transport {
 
@@ -40,8 +39,6 @@ Message encode(const StoreRequest& request) {
   writer.write(request.operation);
   writer.write_string(request.key);
   writer.write_string(request.value);
-  writer.write(static_cast<std::uint8_t>(request.expected.has_value()));
-  writer.write_string(request.expected ? *request.expected : std::string_view());
   writer.write(request.count);
   frame.end_body();
   return std::move(frame).finish();
@@ -55,18 +52,14 @@ StoreRequest decode_store_request(const Message& message) {
                      request.operation = reader.read<StoreOperation>();
                      request.key = reader.read_string();
                      request.value = reader.read_string();
-                     const auto expects = reader.read<std::uint8_t>();
-                     std::string expected = reader.read_string();
                      request.count = reader.read<std::int64_t>();
                      if (request.operation < StoreOperation::set ||
-                         request.operation > StoreOperation::stop_waiting || expects > 1)
+                         request.operation > StoreOperation::stop_waiting)
                        throw Error(ErrorCode::protocol, "it asks for something unknown");
                      const bool empty_allowed = request.operation == StoreOperation::claims ||
                                                 request.operation == StoreOperation::stop_waiting;
                      if (!request.key.empty() || !empty_allowed) check_key(request.key);
                      check_value(request.key, request.value);
-                     check_value(request.key, expected);
-                     if (expects == 1) request.expected = std::move(expected);
                      return request;
                    });
 }
@@ -81,7 +74,7 @@ Message encode(const StoreReply& reply) {
   writer.write(static_cast<std::uint32_t>(reply.entries.size()));
   for (const auto& [key, value] : reply.entries) {
     writer.write_string(key);
-    writer.write_string(value);
+    writer.write_string(*value);
   }
   frame.end_body();
   if (reply.value && !reply.value->empty()) {
@@ -105,7 +98,8 @@ StoreReply decode_store_reply(const Message& message) {
                        std::string key = reader.read_string();
                        std::string value = reader.read_string();
                        check_entry(key, value);
-                       reply.entries.insert_or_assign(std::move(key), std::move(value));
+                       reply.entries.insert_or_assign(
+                           std::move(key), std::make_shared<const std::string>(std::move(value)));
                      }
                      if (error > static_cast<std::uint8_t>(ErrorCode::already_exists) ||
                          valued > 1 || frame.buffers().size() > valued)

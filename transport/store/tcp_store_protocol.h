@@ -7,15 +7,14 @@
 #include <string>
 
 #include "stitch/base/error.h"
-#include "stitch/transport/store/store.h"
+#include "stitch/transport/store/store_map.h"
 #include "stitch/transport/wire/frame.h"
 
 namespace stitch::transport {
 
 // What a client of a TCP store and the server send each other, as frames of a connection between
 // workers (WIRE.md). Kind 1 is a request:
-//   {u64 number, u8 operation, string key, string value, u8 whether the next is there, string
-//   expected value, i64 count}
+//   {u64 number, u8 operation, string key, string value, i64 count}
 // Kind 2 is its reply:
 //   {u64 number, u8 ErrorCode or 0, u8 whether the value is there, i64 count, u32 entries, for
 //   each: string key, string value}
@@ -27,8 +26,6 @@ enum class StoreOperation : std::uint8_t {
   set = 1,
   get,
   try_get,
-  add,
-  compare_and_set,
   erase,
   claim,
   claims,
@@ -41,20 +38,19 @@ struct StoreRequest {
   StoreOperation operation = StoreOperation::set;
   std::string key{};  // claims: the prefix
   std::string value{};
-  std::optional<std::string> expected{};  // compare_and_set
-  std::int64_t count = 0;                 // add, claims; stop_waiting: the number of the other one
+  std::int64_t count = 0;  // claims; stop_waiting: the number of the other one
 };
 
 struct StoreReply {
   std::uint64_t number = 0;
   std::optional<ErrorCode> error{};  // its text is the value
-  std::shared_ptr<const std::string> value{};
-  std::int64_t count = 0;                        // add: the sum; erase, claim: 1 for yes
-  std::map<std::string, std::string> entries{};  // claims
+  StoreMap::Value value{};
+  std::int64_t count = 0;       // erase, claim: 1 for yes
+  StoreMap::Entries entries{};  // claims
 };
 
 // Of a request, with what stands around its key and values.
-inline constexpr std::size_t kMaxRequestBytes = 2 * Store::kMaxValueBytes + 8192;
+inline constexpr std::size_t kMaxRequestBytes = Store::kMaxValueBytes + 8192;
 
 [[nodiscard]] Message encode(const StoreRequest& request);
 [[nodiscard]] Message encode(const StoreReply& reply);
