@@ -4,6 +4,7 @@
 // worker has done it. `busy`: two further processes take all the time that they get.
 #include <netinet/in.h>
 #include <signal.h>
+#include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -11,6 +12,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
@@ -33,8 +35,8 @@ constexpr int kDeaths = 11;  // rank 0, and ten others
 
 // In memory that all share.
 struct Shared {
-  std::atomic<int> go{0};         // the step that may begin
-  std::atomic<int> through[6]{};  // workers that have done a step
+  int go = ::eventfd(0, EFD_SEMAPHORE);  // counts the workers that may begin the next step
+  std::atomic<int> through[6]{};         // workers that have done a step
   std::atomic<bool> failed{false};
 };
 
@@ -44,8 +46,10 @@ bool is_killed(int rank, int size) {
   return rank % (size / kDeaths) == 0 && rank / (size / kDeaths) < kDeaths;
 }
 
-void await_step(const Shared& shared, int step) {
-  while (shared.go < step) std::this_thread::sleep_for(1ms);
+// Sleeps: hundreds of processes that look now and then would be the load that is measured.
+void await_step(const Shared& shared) {
+  std::uint64_t one = 0;
+  if (::read(shared.go, &one, sizeof(one)) != sizeof(one)) throw std::runtime_error("no next step");
 }
 
 void run(int rank, int size, const std::string& store, Shared& shared) {
@@ -57,30 +61,32 @@ void run(int rank, int size, const std::string& store, Shared& shared) {
   options.world_size = size;
   options.init_method = store;
   options.num_threads = 1;
-  await_step(shared, 1);
+  await_step(shared);
   auto self = stitch::init(std::move(options));
   std::atomic<int> dead{0};
   const auto watch = self.on_leave([&](const stitch::WorkerInfo&, stitch::LeaveReason reason) {
-    if (reason == stitch::LeaveReason::dead) ++dead;
+    if (reason != stitch::LeaveReason::dead) return;
+    ++dead;
+    dead.notify_one();
   });
   ++shared.through[0];
-  await_step(shared, 2);
+  await_step(shared);
   self.barrier();
   ++shared.through[1];
-  await_step(shared, 3);
+  await_step(shared);
   const auto all = self.all_gather(rank);
   expect(static_cast<int>(all.size()) == size, "all_gather has not all values");
   for (const auto& [name, value] : all)
     expect(name == "worker" + std::to_string(value), "all_gather has another's value");
   ++shared.through[2];
-  await_step(shared, 4);
+  await_step(shared);
   const auto& next = self.worker(stitch::WorkerId(static_cast<std::uint32_t>((rank + 1) % size)));
   expect(self.rpc_sync<add_one>(next, rank) == rank + 1, "wrong answer");
   ++shared.through[3];
-  await_step(shared, 5);
-  while (dead < kDeaths) std::this_thread::sleep_for(1ms);
+  await_step(shared);
+  for (int count = dead; count < kDeaths; count = dead) dead.wait(count);
   ++shared.through[4];
-  await_step(shared, 6);
+  await_step(shared);
   self.shutdown();
   ++shared.through[5];
 }
@@ -147,7 +153,8 @@ int main(int argc, char** argv) {
         if (is_killed(rank, size)) ::kill(workers[static_cast<std::size_t>(rank)], SIGKILL);
       }
     }
-    shared->go = step + 1;
+    const auto may_begin = static_cast<std::uint64_t>(expected);
+    if (::write(shared->go, &may_begin, sizeof(may_begin)) != sizeof(may_begin)) return 2;
     while (shared->through[step] < expected && !shared->failed && Clock::now() - began < 300s)
       std::this_thread::sleep_for(1ms);
     good = shared->through[step] == expected;

@@ -67,7 +67,9 @@ class RecordOfTheWorld : public ::testing::Test {
     std::jthread second([&] { workers[1].emplace(start(1)); });
     workers[0].emplace(start(0));
   }
-  [[nodiscard]] bool there() const { return !store->try_get("stitch/world").value_or("").empty(); }
+  [[nodiscard]] bool there() const {
+    return !store->try_get("stitch///world").value_or("").empty();
+  }
   const std::shared_ptr<stitch::transport::Store> store = stitch::transport::make_hash_store();
   std::optional<stitch::Worker> workers[2];
 

@@ -1,4 +1,6 @@
 // Workers that join a running world, leave it, and come back to it: all in one process.
+#include <malloc.h>
+
 #include "stitch/transport/store/prefix_store.h"
 #include "tests/support/world_test.h"
 
@@ -69,7 +71,7 @@ class Joining : public ::testing::Test {
   }
 
   [[nodiscard]] std::shared_ptr<stitch::transport::Store> keys() const {
-    return stitch::transport::make_prefix_store("stitch", store_);
+    return stitch::transport::make_prefix_store("stitch//", store_);
   }
 
   std::shared_ptr<stitch::transport::Store> store_ = stitch::transport::make_hash_store();
@@ -236,6 +238,28 @@ TEST_F(Joining, TrafficGoesOnWhileWorkersComeAndGo) {
     over = true;
   }
   EXPECT_EQ(failures, 0);
+}
+
+TEST_F(Joining, WorkersThatHaveLeftTakeLittleMemory) {
+  Options options = elastic("stays");
+  options.transports = {"tcp"};
+  auto stays = stitch::init(options);
+  constexpr int kWorkers = 30;
+  const auto come_and_go = [&](const std::string& name) {
+    for (int i = 0; i < kWorkers; ++i) {
+      options.name = name + std::to_string(i);
+      auto guest = stitch::init(options);
+      EXPECT_EQ(guest.rpc_sync<twice>("stays", 1), 2);
+      EXPECT_EQ(stays.rpc_sync<twice>(options.name, 2), 4);
+      guest.shutdown();
+    }
+  };
+  come_and_go("first");
+  const std::size_t before = mallinfo2().uordblks;
+  come_and_go("guest");
+  const std::size_t after = mallinfo2().uordblks;
+  const std::size_t each = (std::max(before, after) - before) / kWorkers;
+  EXPECT_LT(each, std::size_t{12} << 10);
 }
 
 TEST_F(Joining, ABarrierEndsWhenOneOfItsWorkersLeavesOrDies) {

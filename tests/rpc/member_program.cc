@@ -32,7 +32,7 @@ namespace {
 std::shared_ptr<stitch::transport::Store> keys_of(std::shared_ptr<stitch::transport::Store> store) {
   const char* const job = getenv("STITCH_JOB");
   return stitch::transport::make_prefix_store(
-      job == nullptr ? "stitch" : std::string("stitch/") + job, std::move(store));
+      std::string("stitch/") + (job == nullptr ? "" : job) + '/', std::move(store));
 }
 
 using namespace std::chrono_literals;

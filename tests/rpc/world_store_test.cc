@@ -72,7 +72,7 @@ class Stderr {
 };
 
 std::shared_ptr<Store> keys_of(std::shared_ptr<Store> store) {
-  return stitch::transport::make_prefix_store("stitch", std::move(store));
+  return stitch::transport::make_prefix_store("stitch//", std::move(store));
 }
 
 // Worlds that meet at a file.

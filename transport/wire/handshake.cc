@@ -136,6 +136,7 @@ void Handshake::open() {
   }
   agreement_.reset();
   shared_ = Key();
+  transcript_ = base::Bytes();
   state_ = State::open;
 }
 
