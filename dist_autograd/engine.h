@@ -13,7 +13,7 @@
 #include "stitch/dist_autograd/messages.h"
 #include "stitch/dist_autograd/recording.h"
 #include "stitch/rpc/agent/agent.h"
-#include "stitch/rpc/agent/extension.h"
+#include "stitch/rpc/calls/extension.h"
 
 namespace stitch::rpc {
 class InArchive;

@@ -10,7 +10,7 @@
 #include "stitch/dist_autograd/current_context.h"
 #include "stitch/dist_autograd/graph/recv_node.h"
 #include "stitch/dist_autograd/graph/unrecorded_node.h"
-#include "stitch/rpc/agent/incoming_call.h"
+#include "stitch/rpc/calls/incoming_call.h"
 #include "stitch/rpc/message/frame_kinds.h"
 
 namespace stitch::dist_autograd {

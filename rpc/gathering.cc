@@ -5,7 +5,7 @@
 
 #include "stitch/rpc/agent/agent.h"
 #include "stitch/rpc/agent/gather_exchange.h"
-#include "stitch/rpc/agent/incoming_call.h"
+#include "stitch/rpc/calls/incoming_call.h"
 
 namespace stitch::detail {
 

@@ -1,6 +1,6 @@
 #include "stitch/rpc/target.h"
 
-#include "stitch/rpc/agent/peer_table.h"
+#include "stitch/rpc/peers/peer_table.h"
 
 namespace stitch {
 

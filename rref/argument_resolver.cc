@@ -107,7 +107,7 @@ class Resolution : public std::enable_shared_from_this<Resolution> {
     then_ = nullptr;  // it may keep the call
     call->fail(error);
     for (const std::uint64_t request : requests)
-      call->agent().outgoing_calls().abandon_call(request);
+      rpc::agent_of(*call).outgoing_calls().abandon_call(request);
   }
 
   const std::shared_ptr<RRefAgent> rrefs_;
@@ -172,8 +172,8 @@ void resolve_arguments(const std::shared_ptr<RRefAgent>& rrefs,
                        const std::shared_ptr<rpc::IncomingCall>& call, const IncomingRefs& refs,
                        rpc::GivenArguments& given, Then then) {
   const auto resolution = std::make_shared<Resolution>(rrefs, call, refs, given, std::move(then));
-  call->agent().dispatch(call,
-                         [call, resolution] { call->run_task([&] { resolution->start(); }); });
+  rpc::agent_of(*call).dispatch(
+      call, [call, resolution] { call->run_task([&] { resolution->start(); }); });
 }
 
 }  // namespace stitch::rref

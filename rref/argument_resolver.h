@@ -2,7 +2,7 @@
 
 #include <memory>
 
-#include "stitch/rpc/agent/incoming_call.h"
+#include "stitch/rpc/calls/incoming_call.h"
 #include "stitch/rpc/given_arguments.h"
 #include "stitch/rref/carried_refs.h"
 #include "stitch/rref/rref_agent.h"

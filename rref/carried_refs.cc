@@ -167,7 +167,7 @@ void IncomingRefs::limit_creation(const std::shared_ptr<rpc::IncomingCall>& call
     // Not from a user-function thread: such handlers may occupy all of them.
     late->request_stop();
   };
-  receiver_->time_limits().add(limit_, deadline, call->agent().loop());
+  receiver_->time_limits().add(limit_, deadline, rpc::agent_of(*call).loop());
 }
 
 void IncomingRefs::end_limit() noexcept { receiver_->time_limits().remove(limit_); }

@@ -7,6 +7,7 @@
 
 #include "stitch/base/error.h"
 #include "stitch/rpc/agent/agent.h"
+#include "stitch/rpc/agent/call_path.h"
 
 namespace stitch::rref {
 namespace {

@@ -246,7 +246,7 @@ void ServedRequest::wait_for_target() && {
   if (id.owner != rrefs.lifetime().self() || !rrefs.lifetime().owns(id)) {
     call_->fail(rrefs.why_lost(id).value_or(
         Error(ErrorCode::disconnected,
-              to_string(id) + " is not owned by " + to_string(call_->agent().self()))));
+              to_string(id) + " is not owned by " + to_string(rpc::agent_of(*call_).self()))));
     return;
   }
   call_->note_object(id.creator.id, id.k);
@@ -270,7 +270,7 @@ void ServedRequest::wait_for_turn() && {
 }
 
 void ServedRequest::answer() && {
-  rpc::Agent& agent = call_->agent();
+  rpc::Agent& agent = rpc::agent_of(*call_);
   if (uses(TargetUse::await)) return call_->reply();
   if (uses(TargetUse::fetch)) {
     // In turns each answer lets the next request begin: not on one another's stack.
@@ -313,7 +313,8 @@ void ServedRequest::keep(rpc::OwnedObject value) && {
   if (!refs_->claim_outcome()) return;  // its time has passed: the answer says so
   refs_->end_limit();
   Effects created = rrefs.lifetime().resolve(refs_->create()->id, std::move(box), std::nullopt);
-  if (call_->agent().forked()) return;  // a function that forked has returned in the child, too
+  // A function that forked has returned in the child, too.
+  if (rpc::agent_of(*call_).forked()) return;
   call_->reply();
   rrefs.perform(std::move(created));
 }

@@ -3,7 +3,7 @@
 #include <memory>
 #include <utility>
 
-#include "stitch/rpc/agent/incoming_call.h"
+#include "stitch/rpc/calls/incoming_call.h"
 #include "stitch/rpc/message/owned_object.h"
 #include "stitch/rref/carried_refs.h"
 #include "stitch/rref/rref_agent.h"

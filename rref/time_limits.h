@@ -8,7 +8,7 @@
 #include "stitch/base/mutex.h"
 #include "stitch/base/recycler.h"
 #include "stitch/base/unique_function.h"
-#include "stitch/rpc/agent/deadline_heap.h"
+#include "stitch/rpc/calls/deadline_heap.h"
 
 namespace stitch::rref {
 

@@ -10,13 +10,12 @@
 #include <vector>
 
 #include "stitch/base/event_loop.h"
-#include "stitch/rpc/agent/agent_state.h"
 #include "stitch/rpc/agent/dumps.h"
-#include "stitch/rpc/agent/extension.h"
-#include "stitch/rpc/agent/outgoing_calls.h"
-#include "stitch/rpc/agent/peer_table.h"
-#include "stitch/rpc/agent/sender.h"
-#include "stitch/rpc/agent/served_calls.h"
+#include "stitch/rpc/calls/agent_state.h"
+#include "stitch/rpc/calls/extension.h"
+#include "stitch/rpc/calls/outgoing_calls.h"
+#include "stitch/rpc/calls/sender.h"
+#include "stitch/rpc/calls/served_calls.h"
 #include "stitch/rpc/future/execution_context.h"
 #include "stitch/rpc/future/thread_pool.h"
 #include "stitch/rpc/gpu/device_tensors.h"
@@ -24,6 +23,7 @@
 #include "stitch/rpc/message/message.h"
 #include "stitch/rpc/message/worker_info.h"
 #include "stitch/rpc/options/options.h"
+#include "stitch/rpc/peers/peer_table.h"
 #include "stitch/transport/block_pool.h"
 #include "stitch/transport/faults/faults.h"
 
@@ -242,5 +242,10 @@ class Agent final : public Runtime, public std::enable_shared_from_this<Agent> {
   std::unique_ptr<MembershipService> membership_;
   std::atomic<std::uint64_t> received_{0};  // messages that are work
 };
+
+// The worker that serves the call.
+[[nodiscard]] inline Agent& agent_of(IncomingCall& call) noexcept {
+  return static_cast<Agent&>(call.runtime());
+}
 
 }  // namespace stitch::rpc

@@ -4,7 +4,7 @@
 
 #include "stitch/base/answer_wait.h"
 #include "stitch/rpc/agent/agent.h"
-#include "stitch/rpc/agent/incoming_call.h"
+#include "stitch/rpc/calls/incoming_call.h"
 #include "stitch/rpc/future/live_runtimes.h"
 
 namespace stitch::rpc {

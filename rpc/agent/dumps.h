@@ -7,8 +7,8 @@
 #include <string>
 
 #include "stitch/base/mutex.h"
-#include "stitch/rpc/agent/call_table.h"
-#include "stitch/rpc/agent/report.h"
+#include "stitch/rpc/calls/call_table.h"
+#include "stitch/rpc/calls/report.h"
 
 namespace stitch::rpc {
 

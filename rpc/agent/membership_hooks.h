@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "stitch/base/error.h"
-#include "stitch/rpc/agent/members.h"
 #include "stitch/rpc/membership/notice.h"
+#include "stitch/rpc/peers/members.h"
 
 namespace stitch::rpc {
 

@@ -11,9 +11,9 @@
 
 #include "stitch/base/mutex.h"
 #include "stitch/rpc/agent/membership_hooks.h"
-#include "stitch/rpc/agent/peer_table.h"
 #include "stitch/rpc/membership/membership_protocol.h"
 #include "stitch/rpc/message/message.h"
+#include "stitch/rpc/peers/peer_table.h"
 
 namespace stitch::rpc {
 

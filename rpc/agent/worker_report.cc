@@ -13,7 +13,7 @@
 #include "stitch/rpc/agent/agent.h"
 #include "stitch/rpc/agent/gather_exchange.h"
 #include "stitch/rpc/agent/graceful_shutdown.h"
-#include "stitch/rpc/agent/incoming_call.h"
+#include "stitch/rpc/calls/incoming_call.h"
 #include "stitch/rpc/future/live_runtimes.h"
 #include "stitch/rpc/future/thread_waits.h"
 #include "stitch/rpc/membership/notice.h"

@@ -2,8 +2,8 @@
 
 #include <optional>
 
-#include "stitch/rpc/agent/report.h"
 #include "stitch/rpc/agent/shutdown_protocol.h"
+#include "stitch/rpc/calls/report.h"
 
 namespace stitch::rpc {
 

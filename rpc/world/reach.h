@@ -5,10 +5,10 @@
 #include <string>
 #include <vector>
 
-#include "stitch/rpc/agent/members.h"
-#include "stitch/rpc/agent/peer_table.h"
 #include "stitch/rpc/membership/member_card.h"
 #include "stitch/rpc/options/options.h"
+#include "stitch/rpc/peers/members.h"
+#include "stitch/rpc/peers/peer_table.h"
 #include "stitch/rpc/world/member_record.h"
 #include "stitch/transport/endpoint.h"
 #include "stitch/transport/faults/faults.h"

@@ -6,7 +6,7 @@
 
 #include "stitch/base/mutex.h"
 #include "stitch/rpc/agent/agent.h"
-#include "stitch/rpc/agent/extension.h"
+#include "stitch/rpc/calls/extension.h"
 #include "stitch/rpc/membership/watcher.h"
 #include "stitch/rpc/world/world_keeper.h"
 

@@ -7,11 +7,11 @@
 #include <optional>
 #include <string>
 
-#include "stitch/rpc/agent/bind_frame.h"
-#include "stitch/rpc/agent/session.h"
 #include "stitch/rpc/membership/membership_protocol.h"
 #include "stitch/rpc/membership/notice.h"
 #include "stitch/rpc/message/frame_kinds.h"
+#include "stitch/rpc/peers/bind_frame.h"
+#include "stitch/rpc/peers/session.h"
 #include "tests/fuzz/targets.h"
 
 namespace stitch::fuzz::sessions {

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "stitch/rpc/agent/agent.h"
-#include "stitch/rpc/agent/extension.h"
+#include "stitch/rpc/calls/extension.h"
 #include "stitch/rpc/message/frame_kinds.h"
 #include "stitch/rpc/worker.h"
 #include "tests/support/cluster.h"

@@ -48,18 +48,20 @@ allow(rpc/function             base rpc/future rpc/message)
 allow(rpc/gpu                  base transport/wire transport/gpu rpc/future rpc/message)
 allow(rpc/options              base transport/wire transport/faults transport/store rpc/message rpc/gpu)
 allow(rpc/membership           base rpc/future rpc/message)
-allow(rpc/agent                base transport transport/faults rpc/future rpc/message rpc/function rpc/gpu rpc/options
-                               rpc/membership)
+allow(rpc/peers                base transport transport/faults rpc/future rpc/message rpc/gpu rpc/options rpc/membership)
+allow(rpc/calls                base transport rpc/future rpc/message rpc/function rpc/gpu rpc/options rpc/peers)
+allow(rpc/agent                base transport transport/faults rpc/future rpc/message rpc/gpu rpc/options rpc/membership
+                               rpc/peers rpc/calls)
 allow(rpc/world                base transport/wire transport transport/stream transport/loopback transport/faults
                                transport/selection transport/store rpc/future rpc/message rpc/gpu rpc/options
-                               rpc/membership rpc/agent)
-allow(rpc                      base rpc/future rpc/message rpc/function rpc/gpu rpc/options rpc/membership
-                               rpc/agent rpc/world)
+                               rpc/membership rpc/peers rpc/calls rpc/agent)
+allow(rpc                      base rpc/future rpc/message rpc/function rpc/gpu rpc/options rpc/membership rpc/peers
+                               rpc/calls rpc/agent rpc/world)
 allow(rref/lifetime            base)
-allow(rref                     base rpc/future rpc/message rpc/agent rpc rref/lifetime)
+allow(rref                     base rpc/future rpc/message rpc/calls rpc/agent rpc rref/lifetime)
 allow(dist_autograd/graph      base rpc/message rpc/function)
 allow(dist_autograd/executor   base rpc/future dist_autograd/graph)
-allow(dist_autograd            base rpc/future rpc/message rpc/agent rpc rref/lifetime rref
+allow(dist_autograd            base rpc/future rpc/message rpc/calls rpc/agent rpc rref/lifetime rref
                                dist_autograd/graph dist_autograd/executor)
 allow(dist_optim               base rpc/gpu rpc rref dist_autograd/graph dist_autograd)
 

@@ -12,7 +12,8 @@ set(internal
   "^transport/[a-z_]+\\.h$"
   "^transport/(stream|loopback|tensorpipe|selection|faults)/"
   "^transport/wire/(session_seal|handshake|hello|record|secret_key)[a-z_]*\\.h$"
-  "^rpc/agent/"
+  "^rpc/(agent|peers)/"
+  "^rpc/calls/"
   "^rpc/membership/"
   "^rpc/world/"
   "^rpc/future/(thread_pool|live_runtimes)\\.h$"
@@ -20,7 +21,7 @@ set(internal
   "^rref/lifetime/(lifetime|holder_table|owner_table|ledger|effects|interval_set)\\.h$"
   "^dist_autograd/(engine|context_state|context_table|pass[a-z_]*|strand|outbox|recording)\\.h$"
   "^dist_autograd/executor/")
-set(exceptions rpc/agent/call_path.h rpc/membership/membership_watch.h transport/error.h)
+set(exceptions rpc/agent/call_path.h rpc/calls/pending_call.h rpc/membership/membership_watch.h transport/error.h)
 
 string(REPLACE "|" ";" SYSTEM_INCLUDES "${SYSTEM_INCLUDES}")
 list(TRANSFORM SYSTEM_INCLUDES PREPEND "-isystem")

@@ -35,8 +35,10 @@ constexpr int kDeaths = 11;  // rank 0, and ten others
 
 // In memory that all share.
 struct Shared {
-  int go = ::eventfd(0, EFD_SEMAPHORE);  // counts the workers that may begin the next step
-  std::atomic<int> through[6]{};         // workers that have done a step
+  // Of each step: counts the workers that may begin it, and have not.
+  int go[6] = {event(), event(), event(), event(), event(), event()};
+  static int event() { return ::eventfd(0, EFD_SEMAPHORE); }
+  std::atomic<int> through[6]{};  // workers that have done a step
   std::atomic<bool> failed{false};
 };
 
@@ -47,9 +49,10 @@ bool is_killed(int rank, int size) {
 }
 
 // Sleeps: hundreds of processes that look now and then would be the load that is measured.
-void await_step(const Shared& shared) {
+void await_step(const Shared& shared, int step) {
   std::uint64_t one = 0;
-  if (::read(shared.go, &one, sizeof(one)) != sizeof(one)) throw std::runtime_error("no next step");
+  if (::read(shared.go[step], &one, sizeof(one)) != sizeof(one))
+    throw std::runtime_error("no next step");
 }
 
 void run(int rank, int size, const std::string& store, Shared& shared) {
@@ -61,7 +64,7 @@ void run(int rank, int size, const std::string& store, Shared& shared) {
   options.world_size = size;
   options.init_method = store;
   options.num_threads = 1;
-  await_step(shared);
+  await_step(shared, 0);
   auto self = stitch::init(std::move(options));
   std::atomic<int> dead{0};
   const auto watch = self.on_leave([&](const stitch::WorkerInfo&, stitch::LeaveReason reason) {
@@ -70,23 +73,23 @@ void run(int rank, int size, const std::string& store, Shared& shared) {
     dead.notify_one();
   });
   ++shared.through[0];
-  await_step(shared);
+  await_step(shared, 1);
   self.barrier();
   ++shared.through[1];
-  await_step(shared);
+  await_step(shared, 2);
   const auto all = self.all_gather(rank);
   expect(static_cast<int>(all.size()) == size, "all_gather has not all values");
   for (const auto& [name, value] : all)
     expect(name == "worker" + std::to_string(value), "all_gather has another's value");
   ++shared.through[2];
-  await_step(shared);
+  await_step(shared, 3);
   const auto& next = self.worker(stitch::WorkerId(static_cast<std::uint32_t>((rank + 1) % size)));
   expect(self.rpc_sync<add_one>(next, rank) == rank + 1, "wrong answer");
   ++shared.through[3];
-  await_step(shared);
+  await_step(shared, 4);
   for (int count = dead; count < kDeaths; count = dead) dead.wait(count);
   ++shared.through[4];
-  await_step(shared);
+  await_step(shared, 5);
   self.shutdown();
   ++shared.through[5];
 }
@@ -154,7 +157,7 @@ int main(int argc, char** argv) {
       }
     }
     const auto may_begin = static_cast<std::uint64_t>(expected);
-    if (::write(shared->go, &may_begin, sizeof(may_begin)) != sizeof(may_begin)) return 2;
+    if (::write(shared->go[step], &may_begin, sizeof(may_begin)) != sizeof(may_begin)) return 2;
     while (shared->through[step] < expected && !shared->failed && Clock::now() - began < 300s)
       std::this_thread::sleep_for(1ms);
     good = shared->through[step] == expected;

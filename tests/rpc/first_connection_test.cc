@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "stitch/rpc/agent/peer.h"
-#include "stitch/rpc/agent/session.h"
+#include "stitch/rpc/peers/peer.h"
+#include "stitch/rpc/peers/session.h"
 
 namespace first_connection_test {
 namespace {

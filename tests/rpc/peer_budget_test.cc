@@ -1,6 +1,6 @@
 // What the budget of a peer lets begin, and what waits: requests, one-way requests, replies,
 // frames.
-#include "stitch/rpc/agent/peer_budget.h"
+#include "stitch/rpc/peers/peer_budget.h"
 
 #include "tests/support/world_test.h"
 

@@ -1,6 +1,6 @@
 # Deliberate mistakes in Peer, most of them against a rule of PROTOCOL.md, section 6.
 
-stitch_mutated_copy(peer rpc/agent/peer.cc
+stitch_mutated_copy(peer rpc/peers/peer.cc
   [[  } else if (offered_ || (own_ && self_ < info().id)) {]]
     [[  } else if (offered_ || (own_ && (self_ < info().id || mistake("neither_decides")) && !mistake("both_decide"))) {]]  # both_decide: rule 5: the worker with the lower id answers while it connects; neither_decides: rule 5: neither answers while it connects
   [[  const bool known = connection == offered_ && bind.generation == generation_ && bind.token != 0 &&
@@ -45,6 +45,6 @@ stitch_mutated_copy(peer rpc/agent/peer.cc
     // Nothing.
   } else if (failure_) {]])
 
-stitch_mutated_copy(peer rpc/agent/peer_table.cc
+stitch_mutated_copy(peer rpc/peers/peer_table.cc
   [[  if (added->previous != nullptr) perform(*added->previous, std::move(effects));]]
     [[  if (added->previous != nullptr && !mistake("keeps_a_former_life")) perform(*added->previous, std::move(effects));]])  # when a worker has come back

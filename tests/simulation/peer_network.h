@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "stitch/base/error.h"
-#include "stitch/rpc/agent/bind_frame.h"
 #include "stitch/rpc/message/frame_kinds.h"
+#include "stitch/rpc/peers/bind_frame.h"
 #include "stitch/transport/endpoint.h"
 #include "tests/simulation/kernel.h"
 

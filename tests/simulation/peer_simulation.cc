@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "stitch/rpc/agent/peer_table.h"
+#include "stitch/rpc/peers/peer_table.h"
 #include "tests/simulation/peer_network.h"
 
 namespace stitch::rpc::peer_simulation {

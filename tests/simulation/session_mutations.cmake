@@ -1,6 +1,6 @@
 # Deliberate mistakes in Session.
 
-stitch_mutated_copy(session rpc/agent/session.cc
+stitch_mutated_copy(session rpc/peers/session.cc
   [[      return Arrival::drop;]] [[      if (mistake("takes_in_repetitions")) break; @]]
   [[stream.first->number <= number]]
     [[stream.first->number + (mistake("forgets_one_too_few") ? 1 : 0) <= number + (mistake("forgets_one_too_many") ? 1 : 0)]]  # of what the peer has received

@@ -3,10 +3,10 @@
 
 #include "stitch/base/byte_io.h"
 #include "stitch/base/bytes.h"
-#include "stitch/rpc/agent/bind_frame.h"
-#include "stitch/rpc/agent/session.h"
 #include "stitch/rpc/message/frame_kinds.h"
 #include "stitch/rpc/message/time_left.h"
+#include "stitch/rpc/peers/bind_frame.h"
+#include "stitch/rpc/peers/session.h"
 #include "tests/support/plain_test.h"
 
 namespace stitch::rpc::session_rules_test {

@@ -10,9 +10,9 @@
 #include <utility>
 #include <vector>
 
-#include "stitch/rpc/agent/session.h"
 #include "stitch/rpc/message/frame_kinds.h"
 #include "stitch/rpc/message/time_left.h"
+#include "stitch/rpc/peers/session.h"
 #include "stitch/transport/wire/record.h"
 
 namespace stitch::rpc::session_simulation {

@@ -1,6 +1,6 @@
 // Sessions in simulated histories: nothing is lost, nothing comes twice.
 #include "tests/simulation/session_simulation.h"
-#include "stitch/rpc/agent/received_numbers.h"
+#include "stitch/rpc/peers/received_numbers.h"
 #include "tests/support/plain_test.h"
 
 namespace stitch::rpc::session_simulation_test {

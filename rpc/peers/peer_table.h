@@ -1,0 +1,239 @@
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "stitch/base/event_ring.h"
+#include "stitch/base/mutex.h"
+#include "stitch/base/unique_function.h"
+#include "stitch/rpc/membership/digests.h"
+#include "stitch/rpc/message/worker_info.h"
+#include "stitch/rpc/peers/heartbeats.h"
+#include "stitch/rpc/peers/inquiry.h"
+#include "stitch/rpc/peers/members.h"
+#include "stitch/rpc/peers/peer.h"
+#include "stitch/transport/endpoint.h"
+
+namespace stitch::rpc {
+
+// "tcp" of "tcp://127.0.0.1:1": what tells the transport of an address.
+[[nodiscard]] std::string scheme_of(const std::string& address);
+
+// The workers of the world and the connections to them, opened on first use, and to those that
+// membership watches before (see Peer). Thread contract: any thread; events run on the endpoints'
+// threads and the timer's, no lock held. infos() and find() need start(); what find() returns is
+// valid as long as the table.
+class PeerTable {
+ public:
+  using Clock = std::chrono::steady_clock;
+  struct Events {
+    std::function<void(const std::shared_ptr<transport::Connection>&, const WorkerInfo& from,
+                       transport::Message)>
+        on_message;  // with the peer's session as the connection: what is sent over it arrives
+                     // there, be it over another connection
+    // As ConnectionEvents::place; only once start() has been called.
+    std::function<transport::Buffer(const WorkerInfo& from, const base::Bytes& frame,
+                                    std::size_t bytes)>
+        place;
+    std::function<void(const WorkerInfo& peer, const Error& reason)>
+        on_lost;  // at most once a life of a peer; never after expect_closing()
+    // Runs a task at a time, on a timer thread, unless the owner of the table is gone by then.
+    std::function<void(std::chrono::steady_clock::time_point, base::UniqueFunction<void()>)>
+        call_at;
+    // A notice of membership over a connection that is not the bound one: one that this worker has
+    // opened, or that claims to come from the peer.
+    std::function<void(const WorkerInfo& from, const transport::Message&, bool opened_here)>
+        on_notice{};
+    // The digests of a HEARTBEAT.
+    std::function<void(const WorkerInfo& from, const Digests& digests)> on_heartbeat{};
+    // A life that is over has connected: what to tell it; nothing to say nothing.
+    std::function<std::optional<transport::Message>(const WorkerInfo&)> obituary{};
+    // As Session::Events::deadline, of a call that this worker has made.
+    std::function<std::optional<Clock::time_point>(std::uint64_t call_id)> deadline;
+    // The clock of call_at.
+    Peer::Now now = &Clock::now;
+    // Tells the person who runs this worker: a line. Null: on stderr.
+    std::function<void(const std::string& line)> say{};
+  };
+  using EndpointPtr = std::shared_ptr<transport::Endpoint>;
+  // Records what happens to connections there. Before start().
+  void record_events(std::shared_ptr<base::EventRing> ring) { ring_ = std::move(ring); }
+  // The limits that this worker sets. Before start().
+  void set_limits(const PeerLimits& limits) { limits_ = limits; }
+
+  // `reconnect_timeout`: for how long a connection that broke is made again, or a first one is
+  // tried, before the peer is lost.
+  explicit PeerTable(std::chrono::nanoseconds reconnect_timeout = std::chrono::seconds(10))
+      : reconnect_timeout_(reconnect_timeout) {}
+  ~PeerTable();
+  // Adds an endpoint and listens on it. Returns the addresses to advertise; later connections to
+  // addresses of the same schemes go through it. Before start().
+  std::vector<std::string> listen(EndpointPtr endpoint);
+  // Makes the members known and answers those that have connected already. `self` is this worker,
+  // which connects to itself over loopback only.
+  void start(const std::vector<Member>& members, WorkerId self, Events events)
+      STITCH_EXCLUDES(mutex_);
+
+  // As Members.
+  [[nodiscard]] std::size_t size() const noexcept { return members_.size(); }
+  [[nodiscard]] std::vector<WorkerInfo> infos() const { return members_.infos(); }
+  [[nodiscard]] Life* life(WorkerId id) const noexcept { return members_.life(id); }
+  [[nodiscard]] Life* life(const WorkerInfo& info) const noexcept {
+    return members_.life(info.id, info.epoch);
+  }
+  [[nodiscard]] const WorkerInfo& find(std::string_view name) const { return members_.find(name); }
+  [[nodiscard]] const WorkerInfo& find(WorkerId id) const { return members_.find(id); }
+  [[nodiscard]] const WorkerInfo& find(const WorkerInfo& info) const { return members_.find(info); }
+
+  // This very life, be it over. Throws Error(not_found) if this worker does not know it.
+  [[nodiscard]] Life& known(const WorkerInfo& info) const;
+  // Calls f(Life&) with the present life of each worker.
+  template <class F>
+  void for_each(F&& f) const {
+    members_.for_each(f);
+  }
+  // Adds a worker, or a new life of one: the former life is then over, lost if it was not. Throws
+  // as Members::add(). Its connections wait until admit().
+  Life& add_life(const Member& member) STITCH_EXCLUDES(mutex_);
+  void admit(Life& life) STITCH_EXCLUDES(mutex_);
+  // Ends the connection to a life, which is lost before this returns; `over`: its messages are
+  // dropped from now on; `tell`: it hears of that, and does not try to replace the connection.
+  void end(const WorkerInfo& peer, const Error& reason, bool over, bool tell = false)
+      STITCH_EXCLUDES(mutex_);
+  // The bound connections to other processes, and when something of their peers last arrived.
+  struct Link {
+    const Life* life;
+    Clock::time_point heard;
+  };
+  [[nodiscard]] std::vector<Link> links() STITCH_EXCLUDES(mutex_);
+  // From now until close() each of them brings its peer a HEARTBEAT every `interval`, from a thread
+  // of its own, with the digests that were told last.
+  void begin_heartbeats(std::chrono::nanoseconds interval);
+  void tell_digests(const Digests& digests) noexcept {
+    for (std::size_t i = 0; i < kDigests; ++i) digests_[i].store(digests[i]);
+  }
+  // Has each bound connection give back memory that it does not need (Connection::trim).
+  void trim() STITCH_EXCLUDES(mutex_);
+  // The lives in other processes that this worker can connect to and to which there has been no
+  // connection yet; none once broken connections are expected.
+  [[nodiscard]] std::vector<const Life*> unconnected() const STITCH_EXCLUDES(mutex_);
+  // Asks a worker over a connection of its own.
+  void inquire(Inquiry inquiry);
+
+  // Sends over `connection`, which on_message has named, or if null over the peer's session. A
+  // request that waits there is dropped with `cancelled` if its call, `call_id` (not 0), is over.
+  // Else a message arrives once, or the peer is lost; `done` as for Connection::send.
+  void send(const WorkerInfo& to, const std::shared_ptr<transport::Connection>& connection,
+            transport::Message message, transport::SendDone done, std::uint64_t call_id = 0)
+      STITCH_EXCLUDES(mutex_);
+  // Of a call that this worker has made; max() for none, nothing if it waits for no answer any
+  // more.
+  [[nodiscard]] std::optional<Clock::time_point> deadline(std::uint64_t call_id) const {
+    return events_.deadline(call_id);
+  }
+  // Opens a connection to a worker unless there is one; if the worker is gone, on_lost is called.
+  // Does not wait.
+  void reach(WorkerId id) STITCH_EXCLUDES(mutex_);
+  // Tries once to open one, for which nothing waits: a failure is no loss.
+  void try_to_reach(const WorkerInfo& peer) STITCH_EXCLUDES(mutex_);
+  // Closes the connection to a life of a worker, which is then lost for `reason`, at once.
+  void give_up(const WorkerInfo& peer, const Error& reason) STITCH_EXCLUDES(mutex_);
+  // Why the present life of this worker is lost; nothing if it is not.
+  [[nodiscard]] std::optional<Error> lost(WorkerId id) const STITCH_EXCLUDES(mutex_);
+  // The same of this very life.
+  [[nodiscard]] std::optional<Error> lost(const WorkerInfo& peer) const STITCH_EXCLUDES(mutex_);
+  // What is known of a worker, for error texts: "worker was last heard 120 ms ago", "worker is not
+  // connected: ...", "worker is gone".
+  [[nodiscard]] std::string condition(const WorkerInfo& peer) const STITCH_EXCLUDES(mutex_);
+  // The number of lives, of all workers, whose connection is over.
+  [[nodiscard]] std::size_t lost_lives() const STITCH_EXCLUDES(mutex_);
+  // Whether there is a bound connection to it.
+  [[nodiscard]] bool connected(const WorkerInfo& peer) const STITCH_EXCLUDES(mutex_);
+  // The number of workers with a bound connection.
+  [[nodiscard]] std::size_t connections() const STITCH_EXCLUDES(mutex_);
+  // The number of attempts to connect that have failed.
+  [[nodiscard]] std::uint64_t failed_tries() const STITCH_EXCLUDES(mutex_);
+  // Whether a peer with a bound connection has not acknowledged a message of this kind yet.
+  [[nodiscard]] bool awaits_acknowledgment(Unacknowledged what) const STITCH_EXCLUDES(mutex_);
+  // Adds these numbers and the endpoints' counters.
+  void debug_info(std::map<std::string, std::int64_t>& numbers) const STITCH_EXCLUDES(mutex_);
+  // As Endpoint::help, at each endpoint.
+  bool help(base::AwaitedFlag& done, std::chrono::steady_clock::time_point deadline);
+  // Broken connections are expected from now on: on_lost is not called any more.
+  void expect_closing() STITCH_EXCLUDES(mutex_);
+  [[nodiscard]] bool closing() const STITCH_EXCLUDES(mutex_);
+  // Tells the peers, closes all connections and waits for their threads. Not on a thread of an
+  // endpoint.
+  void close() noexcept;
+
+ private:
+  using ConnectionPtr = std::shared_ptr<transport::Connection>;
+  using Effects = Peer::Effects;
+  [[nodiscard]] transport::ConnectionEvents events_for(const PeerConnectionPtr& peer_connection);
+  void on_open(const PeerConnectionPtr& opened, const ConnectionPtr& connection)
+      STITCH_EXCLUDES(mutex_);
+  void on_closed(const PeerConnectionPtr& closed, const Error& reason, bool no_process_listens)
+      STITCH_EXCLUDES(mutex_);
+  // Over a connection that is not bound: BIND, or the connection is closed.
+  void on_first_message(const PeerConnectionPtr& sender, const ConnectionPtr& connection,
+                        transport::Message message) STITCH_EXCLUDES(mutex_);
+  void receive(const PeerConnectionPtr& sender, transport::Message&& message)
+      STITCH_EXCLUDES(mutex_);
+  // A message over a bound connection without a number: the session's own, or a mistake.
+  void on_unnumbered(const PeerConnectionPtr& sender, const transport::Message& message)
+      STITCH_EXCLUDES(mutex_);
+  // Why a connection must not be used with the worker that its hello names; nothing if it may.
+  [[nodiscard]] std::optional<Error> objection(const transport::Hello& hello,
+                                               const std::string& address) const;
+  void perform(Life& life, Effects effects) noexcept STITCH_EXCLUDES(mutex_);
+  static void send_bind(Effects& effects);
+  void say_passed_over(const Life& life, const std::pair<std::string, Error>& address)
+      STITCH_EXCLUDES(mutex_);
+  void attach(Life& life, const Effects& effects) STITCH_EXCLUDES(mutex_);
+  void beat() noexcept STITCH_EXCLUDES(mutex_);
+  [[nodiscard]] Clock::time_point heard(const Life& life) const STITCH_REQUIRES(mutex_);
+  void connect(const PeerConnectionPtr& attempt) STITCH_EXCLUDES(mutex_);
+  void on_timer(Life& life) STITCH_EXCLUDES(mutex_);
+  void reach(Life& life) STITCH_EXCLUDES(mutex_);
+  void give_up(Life& life, const Error& reason) STITCH_EXCLUDES(mutex_);
+  void say_goodbye() STITCH_EXCLUDES(mutex_);
+  [[nodiscard]] std::shared_ptr<Session> make_session(Life& life);
+  [[nodiscard]] Peer& peer(const Life& life) const STITCH_REQUIRES(mutex_) { return *life.peer; }
+  void complete(Life& life) STITCH_REQUIRES(mutex_);
+  void record(const char* what, const Life& life) const noexcept {
+    if (ring_) ring_->record(what, life.info().id.value(), life.info().epoch);
+  }
+
+  Members members_;  // changed under mutex_
+  const std::chrono::nanoseconds reconnect_timeout_;
+  // Constant after start():
+  std::vector<EndpointPtr> endpoints_;
+  std::unordered_map<std::string, EndpointPtr> by_scheme_;
+  Events events_;
+  std::shared_ptr<base::EventRing> ring_;
+  PeerLimits limits_{.bytes = std::size_t{4} << 30};
+  WorkerId self_;
+
+  mutable base::Mutex mutex_;
+  bool started_ STITCH_GUARDED_BY(mutex_) = false;
+  bool closing_ STITCH_GUARDED_BY(mutex_) = false;
+  std::set<std::string> passed_over_ STITCH_GUARDED_BY(mutex_);     // transports, once said
+  std::vector<PeerConnectionPtr> early_ STITCH_GUARDED_BY(mutex_);  // opened before start()
+  // Opened by workers that this one has not heard of yet, or that are told the end of their life.
+  std::vector<PeerConnectionPtr> strangers_ STITCH_GUARDED_BY(mutex_);
+  std::array<std::atomic<std::uint64_t>, kDigests> digests_{};
+  Heartbeats heartbeats_;  // last: it uses everything above
+};
+
+}  // namespace stitch::rpc

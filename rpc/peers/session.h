@@ -1,0 +1,247 @@
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "stitch/base/error.h"
+#include "stitch/base/mutex.h"
+#include "stitch/rpc/membership/digests.h"
+#include "stitch/rpc/message/time_left.h"
+#include "stitch/rpc/peers/received_numbers.h"
+#include "stitch/transport/endpoint.h"
+
+namespace stitch::rpc {
+
+// Which messages Session::awaits() asks for: any, or those that others may overtake.
+enum class Unacknowledged : std::uint8_t { any, large };
+
+// What two lives of workers have to say to each other, over one connection after another
+// (rpc/PROTOCOL.md, section 6): messages are numbered and kept until the peer has said that it has
+// received them; attach() sends over a new connection what is still kept, and receive() tells what
+// has arrived before. So each message is delivered once, unless the session ends.
+//
+// A kept message is held by the session's list and by each transport that is sending it; the last
+// holder frees it. Its SendDone runs once: when a connection has passed it on, when the peer says
+// that it has it, or with the error when it never will be passed on. Its bytes stay in use until
+// the peer has said that it has them.
+//
+// The layers above use it as their Connection; PeerTable attaches, detaches and ends it. Thread
+// contract: receive() by one thread at a time, the others by any thread. No lock is held while a
+// connection or a callback is called. The first connection is kept until the session is destroyed,
+// so that threads need not count themselves while they use it.
+class Session final : public transport::Connection {
+ public:
+  using ConnectionPtr = std::shared_ptr<transport::Connection>;
+  using Received = std::array<std::uint64_t, transport::FrameNumbers::kStreams>;
+  struct Events {
+    // The deadline of the call of a request that has waited, or is sent again; max() for none,
+    // nothing if the call is not outstanding any more.
+    std::function<std::optional<std::chrono::steady_clock::time_point>(std::uint64_t call_id)>
+        deadline;
+    // close() has been called: the peer is to be given up.
+    std::function<void(const Error& reason)> on_close;
+    // A message waits, and there is no connection.
+    std::function<void()> on_unconnected;
+  };
+  // What keeps its order: as the transports' kSmallMessageBytes and kSmallMessageBuffers.
+  static constexpr std::size_t kSmallBytes = std::size_t{32} << 10;
+  static constexpr std::size_t kSmallBuffers = 8;
+  struct Statistics {
+    std::uint64_t reconnects = 0;  // connections after the first
+    std::uint64_t resent = 0;      // messages that more than one connection was given
+    std::uint64_t duplicates_dropped = 0;
+    std::size_t kept_messages = 0;
+    std::size_t kept_bytes = 0;
+    std::uint64_t sent = 0;  // messages, each counted once
+    std::uint64_t sent_bytes = 0;
+    std::uint64_t received = 0;
+    std::uint64_t received_bytes = 0;
+  };
+
+  // A peer that leaves more than `max_passed_on_bytes` unacknowledged is given up; they must exceed
+  // the transports' buffers and `max_untold_bytes`, what may be received before the peer is told by
+  // a message of its own.
+  explicit Session(Events events, std::size_t max_passed_on_bytes = std::size_t{64} << 20,
+                   std::size_t max_untold_bytes = std::size_t{1} << 20)
+      : events_(std::move(events)),
+        max_passed_on_bytes_(max_passed_on_bytes),
+        max_untold_bytes_(max_untold_bytes) {}
+  ~Session() override;
+
+  // ---- sending
+  void send(transport::Message message, transport::SendDone done) override {
+    send(std::move(message), std::move(done), 0);
+  }
+  // `call_id` as in PeerTable::send.
+  void send(transport::Message message, transport::SendDone done, std::uint64_t call_id)
+      STITCH_EXCLUDES(mutex_);
+
+  // ---- receiving: what a bound connection has brought
+  enum class Arrival : std::uint8_t { deliver, drop, unnumbered };
+  // Throws Error(protocol) for numbers that no session sends.
+  [[nodiscard]] Arrival receive(const transport::Message& message) STITCH_EXCLUDES(mutex_);
+  // A large message has begun to arrive, its frame is there: what it says the peer has is freed, so
+  // that its buffers find that memory still in the processor's cache.
+  void acknowledged_ahead(const base::Bytes& frame) noexcept STITCH_EXCLUDES(mutex_);
+  // The message is delivered, or dropped: tells the peer if it has been told nothing for long. True
+  // when acknowledge_now() has to be called some time later.
+  [[nodiscard]] bool received_one() STITCH_EXCLUDES(mutex_);
+  [[nodiscard]] Received received() const noexcept {
+    return {received_[0].cumulative(), received_[1].cumulative()};
+  }
+  // Grows with what has been received, and with what the peer has said that it has.
+  [[nodiscard]] std::uint64_t progress() const noexcept {
+    return received_sum() + acknowledged_[0].load() + acknowledged_[1].load();
+  }
+  // What received_one() has asked for. Tells the peer what has been received unless it knows, and
+  // frees what it has received.
+  void acknowledge_now() STITCH_EXCLUDES(mutex_) {
+    acknowledging_.store(false);
+    acknowledge();
+  }
+  // Sends HEARTBEAT with these digests over the connection in use, unless the one before has not
+  // been written yet. Runs no callback of another message's layers.
+  void beat(const Digests& digests) noexcept STITCH_EXCLUDES(mutex_);
+
+  // ---- its connections
+  // Sends over `connection` from now on, first what is kept beyond what the peer says it has. Of
+  // several, the one with the highest `generation` (from 1) counts. Throws Error(protocol) when the
+  // peer has more than was sent.
+  void attach(const ConnectionPtr& connection, std::uint64_t generation,
+              const Received& received_by_peer) STITCH_EXCLUDES(mutex_);
+  // The connection has ended: what is sent from now on is kept for the next one.
+  void detach(const ConnectionPtr& connection) STITCH_EXCLUDES(mutex_);
+  // Fails what waits for the first connection; does nothing once there has been one.
+  void fail_waiting(const Error& why) STITCH_EXCLUDES(mutex_);
+  // Ends the session: what is kept fails with `reason`, what is sent later with `later`.
+  void end(const Error& reason, const Error& later) STITCH_EXCLUDES(mutex_);
+  [[nodiscard]] Statistics statistics() const STITCH_EXCLUDES(mutex_);
+  // Whether the peer has not acknowledged a message of this kind.
+  [[nodiscard]] bool awaits(Unacknowledged what) const STITCH_EXCLUDES(mutex_);
+
+  // ---- as a Connection: those of the connection in use
+  // That of the first one: the same worker says it over each.
+  [[nodiscard]] const transport::Hello& peer() const override STITCH_EXCLUDES(mutex_);
+  [[nodiscard]] bool defer(transport::DeferredWork& work) override STITCH_EXCLUDES(mutex_);
+  [[nodiscard]] bool within_host() const override {
+    return within_host_.load(std::memory_order_relaxed);
+  }
+  void blocking_work_done() override STITCH_EXCLUDES(mutex_);
+  void close(const Error& reason) override { events_.on_close(reason); }
+  [[nodiscard]] std::string describe() const override STITCH_EXCLUDES(mutex_);
+
+ private:
+  static constexpr std::size_t kStreams = transport::FrameNumbers::kStreams;
+  // What may be received before the peer is told, if nothing is sent to it: so much is kept there.
+  static constexpr std::uint64_t kMaxUntoldMessages = 256;
+  // Messages that a peer may leave unacknowledged after they have been passed on, far beyond what a
+  // transport holds and kMaxUntoldMessages: it never will.
+  static constexpr std::size_t kMaxPassedOn = std::size_t{1} << 18;
+
+  struct Kept;
+  struct Stream {
+    std::uint64_t last = 0;  // number of the last message
+    Kept* first = nullptr;   // of those that are kept, in order
+    Kept* newest = nullptr;
+    Kept* unsent = nullptr;  // the first that the connection has not got; only while !usable_
+  };
+
+  void keep(Kept& kept) STITCH_REQUIRES(mutex_);
+  // Whether it is kept: the peer has not said that it has it.
+  [[nodiscard]] bool lists(const Kept& kept) const STITCH_REQUIRES(mutex_);
+  // The connection that is attached; `alive` keeps it where the session itself does not.
+  [[nodiscard]] transport::Connection* in_use(ConnectionPtr& alive) const STITCH_REQUIRES(mutex_) {
+    if (current_ != first_) alive = current_;
+    return current_.get();
+  }
+  [[nodiscard]] ConnectionPtr current() const STITCH_EXCLUDES(mutex_);
+  // Takes out all that is kept.
+  [[nodiscard]] Kept* take_all() STITCH_REQUIRES(mutex_);
+  // Takes out what the peer has received; settle() ends it, without the lock.
+  [[nodiscard]] Kept* take_acknowledged() STITCH_REQUIRES(mutex_);
+  void settle(Kept* list) STITCH_EXCLUDES(mutex_);
+  void free_acknowledged() STITCH_EXCLUDES(mutex_);
+  void acknowledged(std::size_t stream, std::uint64_t number) STITCH_EXCLUDES(mutex_);
+  void acknowledge() STITCH_EXCLUDES(mutex_);
+  void acknowledgment_sent() STITCH_EXCLUDES(mutex_);
+  void send_kept(std::uint64_t generation) STITCH_EXCLUDES(mutex_);
+  void transmit(Kept& kept, transport::Connection& connection);
+  // `frame` has the bytes of its frame.
+  void transmit(Kept& kept, base::Bytes frame, transport::Connection& connection);
+  // A request that has waited, or is sent again, says how much time its call has left by now. It is
+  // withdrawn if its call is over and no connection has had it: else the peer may have it, and is
+  // to have what layers above have added to it.
+  void transmit_request(Kept& kept, bool first, transport::Connection& connection)
+      STITCH_EXCLUDES(mutex_);
+  // False, and nothing has changed, if another thread may read the message. The caller holds it.
+  [[nodiscard]] bool change_time_left(Kept& kept, const TimeLeft& time) STITCH_EXCLUDES(mutex_);
+  void transmitted(Kept& kept, const std::optional<Error>& error) STITCH_EXCLUDES(mutex_);
+  // A connection refuses this message: its number is sent without it. The peer is given up if
+  // another connection has passed the message on, or may.
+  void refused(Kept& kept, const Error& why) STITCH_EXCLUDES(mutex_);
+  // The message will never be sent: `skip` takes its place and its number. False, and nothing has
+  // happened, if it may be sent: another connection holds it. The caller is a holder.
+  [[nodiscard]] bool replace(Kept& kept, transport::Message& skip) STITCH_REQUIRES(mutex_);
+  void withdraw_unwanted(Kept& kept) STITCH_EXCLUDES(mutex_);
+  [[nodiscard]] static transport::Message empty_frame(std::uint16_t kind);
+  [[nodiscard]] bool peer_is_silent() STITCH_REQUIRES(mutex_);
+  static void tell(Kept& kept, const std::optional<Error>& error);
+  // The last holder of a message whose end has not been told tells the end of the session.
+  void release(Kept& kept) STITCH_EXCLUDES(mutex_);
+  [[nodiscard]] std::uint64_t received_sum() const noexcept {
+    return received_[0].cumulative() + received_[1].cumulative();
+  }
+
+  const Events events_;
+  const std::size_t max_passed_on_bytes_;
+  const std::size_t max_untold_bytes_;
+
+  // Written by the receiving thread, read by those that send; acknowledged_ also by attach().
+  alignas(64) std::array<ReceivedNumbers, kStreams> received_;
+  std::array<std::atomic<std::uint64_t>, kStreams> acknowledged_{};
+  // The receiving thread only.
+  std::size_t untold_bytes_ = 0;
+  bool acknowledgment_due_ = false;  // the last message had a number
+  std::atomic<std::uint64_t> duplicates_{0};
+  std::atomic<bool> beat_under_way_{false};       // HEARTBEAT is with a transport
+  std::atomic<std::uint64_t> received_bytes_{0};  // written by the receiving thread only
+  // The call of acknowledge_now() is to come.
+  std::atomic<bool> acknowledging_{false};
+
+  // Written by those that send, under mutex_, read by the receiving thread.
+  alignas(64) std::atomic<std::uint64_t> told_{0};  // received_sum() when something was last sent
+  std::array<std::atomic<std::uint64_t>, kStreams> last_sent_{};  // numbers
+
+  // The first connection while it is in use, for those that take no lock.
+  alignas(64) std::atomic<transport::Connection*> first_in_use_{nullptr};
+  std::atomic<bool> within_host_{false};  // of the connection that was attached last
+  mutable base::Mutex mutex_;
+  std::array<Stream, kStreams> streams_ STITCH_GUARDED_BY(mutex_);
+  bool usable_ STITCH_GUARDED_BY(mutex_) = false;  // the connection has got all that was kept
+  std::size_t kept_messages_ STITCH_GUARDED_BY(mutex_) = 0;
+  std::size_t kept_bytes_ STITCH_GUARDED_BY(mutex_) = 0;
+  std::uint64_t sent_bytes_ STITCH_GUARDED_BY(mutex_) = 0;
+  // When to see next what the peer leaves unacknowledged.
+  std::size_t look_at_messages_ STITCH_GUARDED_BY(mutex_) = kMaxPassedOn;
+  std::size_t look_at_bytes_ STITCH_GUARDED_BY(mutex_) = max_passed_on_bytes_;
+  ConnectionPtr first_ STITCH_GUARDED_BY(mutex_);    // constant once set
+  ConnectionPtr current_ STITCH_GUARDED_BY(mutex_);  // the one in use, if any
+  std::uint64_t generation_ STITCH_GUARDED_BY(mutex_) = 0;
+  // RECEIVED is with a transport, and another one is due.
+  bool received_under_way_ STITCH_GUARDED_BY(mutex_) = false;
+  bool received_again_ STITCH_GUARDED_BY(mutex_) = false;
+  std::optional<Error> ended_ STITCH_GUARDED_BY(mutex_);  // for what is sent later
+  std::optional<Error> end_reason_ STITCH_GUARDED_BY(mutex_);
+  std::uint64_t connections_ STITCH_GUARDED_BY(mutex_) = 0;
+  std::uint64_t resent_ STITCH_GUARDED_BY(mutex_) = 0;
+};
+
+}  // namespace stitch::rpc
