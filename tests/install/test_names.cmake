@@ -1,8 +1,7 @@
 cmake_minimum_required(VERSION 3.25)
 
 # Pages of evidence name the test that shows what they say: every name `Suite.Test`, `Suite.Begin*` and `Suite.*` in the pages under
-# SOURCE_DIR has to be that of a test. `Suite.Name` itself explains how they are written. parity.cmake compares
-# the rows of docs/parity.md and docs/parity_tests.md with the files they name, too.
+# SOURCE_DIR has to be that of a test. `Suite.Name` itself explains how they are written.
 set(known "")
 file(GLOB_RECURSE sources "${SOURCE_DIR}/tests/*.cc" "${SOURCE_DIR}/tests/*.h")
 foreach(source IN LISTS sources)
@@ -17,7 +16,7 @@ string(REPLACE ";" "\n" lines "\n${known}\n")
 
 set(violations "")
 set(count 0)
-file(GLOB pages "${SOURCE_DIR}/docs/*.md" "${SOURCE_DIR}/*/PROTOCOL.md" "${SOURCE_DIR}/*/*/PROTOCOL.md" "${SOURCE_DIR}/*/*/WIRE.md")
+file(GLOB pages "${SOURCE_DIR}/docs/*.md" "${SOURCE_DIR}/docs/evidence/*.md" "${SOURCE_DIR}/*/PROTOCOL.md" "${SOURCE_DIR}/*/*/PROTOCOL.md" "${SOURCE_DIR}/*/*/WIRE.md")
 foreach(page IN LISTS pages)
   file(READ "${page}" text)
   string(REGEX MATCHALL "`([A-Za-z]+/)?[A-Z][A-Za-z0-9]+\\.([A-Z][A-Za-z0-9]+\\*?|\\*)(/[a-z]+)?`" found "${text}")
