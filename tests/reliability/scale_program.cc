@@ -21,6 +21,7 @@
 #include <string>
 #include <string_view>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "stitch/stitch.h"
@@ -151,10 +152,12 @@ int main(int argc, char** argv) {
     const auto began = Clock::now();
     int expected = size;
     if (step >= 4) expected -= kDeaths;
-    if (step == 4) {
-      for (int rank = 0; rank < size; ++rank) {
-        if (is_killed(rank, size)) ::kill(workers[static_cast<std::size_t>(rank)], SIGKILL);
-      }
+    for (int rank = 0; step == 4 && rank < size; ++rank) {
+      if (!is_killed(rank, size)) continue;
+      pid_t& pid = workers[static_cast<std::size_t>(rank)];
+      ::kill(pid, SIGKILL);
+      // Until it is gone it may take what lets another one begin.
+      ::waitpid(std::exchange(pid, 0), nullptr, 0);
     }
     const auto may_begin = static_cast<std::uint64_t>(expected);
     if (::write(shared->go[step], &may_begin, sizeof(may_begin)) != sizeof(may_begin)) return 2;
@@ -166,12 +169,12 @@ int main(int argc, char** argv) {
     std::fflush(stdout);
   }
   if (!good) std::printf("failed\n");
-  for (int rank = 0; rank < size; ++rank) {
-    const pid_t pid = workers[static_cast<std::size_t>(rank)];
+  for (const pid_t pid : workers) {
+    if (pid == 0) continue;
     if (!good) ::kill(pid, SIGKILL);
     int status = 0;
     ::waitpid(pid, &status, 0);
-    if (!is_killed(rank, size) && status != 0) good = false;
+    if (status != 0) good = false;
   }
   for (const pid_t pid : others) {
     ::kill(pid, SIGKILL);
