@@ -33,12 +33,9 @@ TEST(EventLoop, TasksPostedFromManyThreadsAllRun) {
   EventLoop loop("test loop");
   std::atomic<int> count = 0;
   {
-    std::vector<std::jthread> threads;
-    for (int t = 0; t < 8; ++t) {
-      threads.emplace_back([&] {
-        for (int i = 0; i < 1000; ++i) loop.post([&] { ++count; });
-      });
-    }
+    testing::on_each(8, [&](int t) {
+      for (int i = 0; i < 1000; ++i) loop.post([&] { ++count; });
+    });
   }
   drain(loop);
   EXPECT_EQ(count, 8000);
@@ -96,17 +93,14 @@ TEST(EventLoop, EachTimerEitherRunsOrIsCancelled) {
   std::atomic<int> ran = 0;
   std::atomic<int> cancelled = 0;
   {
-    std::vector<std::jthread> threads;
-    for (int t = 0; t < 4; ++t) {
-      threads.emplace_back([&] {
-        for (int i = 0; i < 2000; ++i) {
-          const auto timer =
-              loop.call_at(Clock::now() + std::chrono::microseconds(i % 50), [&] { ++ran; });
-          if (i % 3 == 0) std::this_thread::yield();
-          if (loop.cancel(timer)) ++cancelled;
-        }
-      });
-    }
+    testing::on_each(4, [&](int t) {
+      for (int i = 0; i < 2000; ++i) {
+        const auto timer =
+            loop.call_at(Clock::now() + std::chrono::microseconds(i % 50), [&] { ++ran; });
+        if (i % 3 == 0) std::this_thread::yield();
+        if (loop.cancel(timer)) ++cancelled;
+      }
+    });
   }
   std::promise<void> after;
   loop.call_at(Clock::now() + 5ms, [&] { after.set_value(); });

@@ -1,5 +1,4 @@
 #include <future>
-#include <stdexcept>
 
 #include "stitch/base/task_thread.h"
 #include "tests/support/no_more_threads.h"

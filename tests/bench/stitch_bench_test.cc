@@ -11,9 +11,7 @@
 namespace stitch_bench_test {
 namespace {
 
-using namespace std::chrono_literals;
-using stitch::testing::eventually;
-using stitch::testing::RunningCommand;
+using namespace stitch::testing;
 
 // The shortest run of a measure.
 const std::vector<std::string> kSmallest{"--rounds=1", "--seconds=0.02", "--sizes=1,2",
@@ -122,32 +120,26 @@ TEST(StitchBench, MeasuresOnBusyHosts) {
   }
 }
 
-TEST(StitchBench, AnInterruptEndsItAndItsProcesses) {
-  LongMeasure measure;
-  ASSERT_EQ(measure.children.size(), 2u);
-  measure.command.send_signal(SIGINT);
-  EXPECT_EQ(measure.command.wait(), 128 + SIGINT);
-  for (const pid_t child : measure.children) EXPECT_TRUE(stitch::testing::gone(child));
-}
-
-TEST(StitchBench, ItsProcessesDieWithIt) {
-  LongMeasure measure;
-  ASSERT_EQ(measure.children.size(), 2u);
-  measure.command.send_signal(SIGKILL);
-  EXPECT_EQ(measure.command.wait(), 128 + SIGKILL);
-  for (const pid_t child : measure.children) EXPECT_TRUE(stitch::testing::gone(child));
+TEST(StitchBench, ItsProcessesEndWithIt) {
+  for (const int signal : {SIGINT, SIGKILL}) {
+    LongMeasure measure;
+    ASSERT_EQ(measure.children.size(), 2u);
+    measure.command.send_signal(signal);
+    EXPECT_EQ(measure.command.wait(), 128 + signal);
+    for (const pid_t child : measure.children) EXPECT_TRUE(gone(child));
+  }
 }
 
 TEST(StitchBench, AMeasureWhoseProcessDiesFailsAndTheNextRuns) {
   LongMeasure measure;
   ASSERT_EQ(measure.children.size(), 2u);
   ::kill(measure.children[1], SIGKILL);
-  for (const pid_t child : measure.children) EXPECT_TRUE(stitch::testing::gone(child));
+  for (const pid_t child : measure.children) EXPECT_TRUE(gone(child));
   EXPECT_TRUE(eventually([&] { return children_of(measure.command.pid()).size() == 2; }, 30s));
   measure.command.send_signal(SIGTERM);
   EXPECT_EQ(measure.command.wait(), 128 + SIGTERM);
-  EXPECT_NE(measure.command.err().find("latency same_host: process 1 was killed by signal 9"),
-            std::string::npos)
+  EXPECT_TRUE(
+      contains(measure.command.err(), "latency same_host: process 1 was killed by signal 9"))
       << measure.command.err();
 }
 
@@ -157,7 +149,7 @@ TEST(StitchBench, AFailureIsNamedAndCounts) {
                    {"latency", "--no-floors", "--result-lines", "--tcp-transport=carrier-pigeon"});
   RunningCommand command(arguments, 60s);
   EXPECT_EQ(command.wait(), 1);
-  EXPECT_NE(command.err().find("carrier-pigeon"), std::string::npos) << command.err();
+  EXPECT_TRUE(contains(command.err(), "carrier-pigeon")) << command.err();
   EXPECT_TRUE(results(command.out()).contains("latency.same_host.empty.pool.p50")) << command.out();
 }
 
@@ -171,7 +163,7 @@ TEST(StitchBench, RefusesWhatItDoesNotKnow) {
            {{"--busy", "2,very"}, "very"}}) {
     RunningCommand command(bench(arguments));
     EXPECT_EQ(command.wait(), 2);
-    EXPECT_NE(command.err().find(word), std::string::npos) << command.err();
+    EXPECT_TRUE(contains(command.err(), word)) << command.err();
   }
 }
 
@@ -181,15 +173,15 @@ TEST(Compare, ExplainsItselfAndWhatIsMissing) {
   const int status = help.wait();
   if (status == 127) GTEST_SKIP() << "there is no python3";
   EXPECT_EQ(status, 0) << help.err();
-  EXPECT_NE(help.out().find("--peers"), std::string::npos) << help.out();
+  EXPECT_TRUE(contains(help.out(), "--peers")) << help.out();
 
   RunningCommand nowhere({COMPARE, "--peers", "/nowhere/at/all"});
   EXPECT_EQ(nowhere.wait(), 2);
-  EXPECT_NE(nowhere.err().find("/nowhere/at/all"), std::string::npos) << nowhere.err();
+  EXPECT_TRUE(contains(nowhere.err(), "/nowhere/at/all")) << nowhere.err();
 
   RunningCommand list({COMPARE, "--list", "--peers", ::testing::TempDir()});
   EXPECT_EQ(list.wait(), 0) << list.err();
-  EXPECT_NE(list.out().find("gRPC: e_grpc.cpp is not in "), std::string::npos) << list.out();
+  EXPECT_TRUE(contains(list.out(), "gRPC: e_grpc.cpp is not in ")) << list.out();
 }
 
 }  // namespace

@@ -110,14 +110,10 @@ TEST(Backward, CannotBeRepeatedWithoutRetainGraph) {
   Context context;
   const auto loss = rpc_sync<times_parameter>("worker1", ones().requires_grad_()).sum();
   context.backward({loss});
-  try {
-    context.backward({loss});
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.worker(), "worker1");
-    EXPECT_TRUE(error.remote());
-    EXPECT_NE(std::string(error.what()).find("second time"), std::string::npos) << error.what();
-  }
+  const Error error = stitch::testing::error_of([&] { context.backward({loss}); });
+  EXPECT_EQ(error.worker(), "worker1");
+  EXPECT_TRUE(error.remote());
+  EXPECT_NE(std::string(error.what()).find("second time"), std::string::npos) << error.what();
 }
 
 TEST(Backward, RefusesRootsThatMakeNoSense) {
@@ -156,7 +152,7 @@ double remote_backward(at::Tensor x) {
 }
 
 TEST(BackwardInHandlers, MayStartOnAnyWorkerOfTheContext) {
-  Cluster cluster(3, [](Options& options) { options.num_threads = 1; });
+  Cluster cluster(3, {.num_threads = 1});
   Context context;
   const auto x = ones().requires_grad_();
   rpc_sync<remote_backward>("worker1", x * 3);
@@ -170,7 +166,7 @@ at::Tensor sum_via(std::string next, at::Tensor x) {
 }
 
 TEST(BackwardFromRRef, StartsOnTheWorkerThatOwnsTheLoss) {
-  Cluster cluster(3, [](Options& options) { options.num_threads = 1; });
+  Cluster cluster(3, {.num_threads = 1});
   Context context;
   const auto x = ones().requires_grad_();
   const auto loss = remote<sum_via>("worker1", "worker2", x * 3);
@@ -194,14 +190,10 @@ TEST(BackwardFromRRef, ThrowsTheErrorOfThePass) {
   Cluster cluster(2);
   Context context;
   const auto many = remote<times_parameter>("worker1", ones());
-  try {
-    many.backward(context);
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
-    EXPECT_STREQ(error.what(),
-                 "root 0 has shape [3]: only a root of one element may leave its gradient out");
-  }
+  const Error error = stitch::testing::error_of([&] { many.backward(context); });
+  EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+  EXPECT_STREQ(error.what(),
+               "root 0 has shape [3]: only a root of one element may leave its gradient out");
 }
 
 TEST(ExactMode, LeavesDroppedResultsAlone) {
@@ -249,23 +241,19 @@ TEST(Backward, GradientsThatAreHandedOutMayBeChanged) {
 
 TEST(ConcurrentContexts, KeepTheirGradientsApartUnderLoad) {
   constexpr int kThreads = 6, kRounds = 20;
-  Cluster cluster(3, [](Options& options) { options.num_threads = 3; });
+  Cluster cluster(3, {.num_threads = 3});
   const auto p = parameter_of(cluster[1]).detach();
   std::atomic<int> wrong{0};
-  std::vector<std::thread> threads;
-  for (int t = 0; t < kThreads; ++t) {
-    threads.emplace_back([&, t] {
-      const WorkerScope scope(cluster[t % 3]);
-      for (int i = 1; i <= kRounds; ++i) {
-        Context context;
-        const auto loss =
-            rpc_sync<via>("worker1", std::vector<std::string>{"worker2"}, ones() * (t + i)).sum();
-        context.backward({loss});
-        if (!equal_gradients(gradient_on(cluster[2], context.id()), p * (t + i))) ++wrong;
-      }
-    });
-  }
-  for (auto& thread : threads) thread.join();
+  testing::on_each(kThreads, [&](int t) {
+    const WorkerScope scope(cluster[t % 3]);
+    for (int i = 1; i <= kRounds; ++i) {
+      Context context;
+      const auto loss =
+          rpc_sync<via>("worker1", std::vector<std::string>{"worker2"}, ones() * (t + i)).sum();
+      context.backward({loss});
+      if (!equal_gradients(gradient_on(cluster[2], context.id()), p * (t + i))) ++wrong;
+    }
+  });
   EXPECT_EQ(wrong, 0);
   EXPECT_TRUE(nothing_is_left(cluster));
 }

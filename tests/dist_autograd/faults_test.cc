@@ -47,8 +47,7 @@ TEST(Faults, ABrokenConnectionDoesNotDisturbThePassWhicheverMessageItHits) {
   bool broken = true;
   for (std::uint64_t k = 0; broken; ++k) {
     ASSERT_LT(k, 100u) << "the pass needs no end of messages";
-    Cluster cluster(3,
-                    [](Options& options) { options.reconnect_timeout = std::chrono::seconds(30); });
+    Cluster cluster(3, {.reconnect_timeout = std::chrono::seconds(30)});
     std::atomic<std::uint64_t> count{0};
     std::atomic<bool> hit{false};
     {
@@ -77,7 +76,7 @@ TEST(Faults, ABrokenConnectionEndsThePassWhicheverMessageItHits) {
   bool all_survived = false;
   for (std::uint64_t k = 0; !all_survived; ++k) {
     ASSERT_LT(k, 100u) << "the pass never succeeds";
-    Cluster cluster(3, [](Options& options) { options.reconnect_timeout = {}; });
+    Cluster cluster(3, {.reconnect_timeout = {}});
     std::atomic<std::uint64_t> count{0};
     std::atomic<bool> broken{false};
     {

@@ -429,7 +429,7 @@ at::Tensor counted_branches(at::Tensor x, int branches) {
 }
 
 TEST(GradientsOfPasses, AreMadeSideBySideWhileNodesOfOnePassRunOneAtATime) {
-  Cluster cluster(2, [](Options& options) { options.num_threads = 3; });
+  Cluster cluster(2, {.num_threads = 3});
   inside = most_inside = 0;
   wanted = 1;
   {

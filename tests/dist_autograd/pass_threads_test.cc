@@ -28,7 +28,7 @@ class PassThreads : public ::testing::Test {
   PassThreads() {
     remote_hook = [] {};
   }
-  Cluster cluster_{2, [](Options& options) { options.num_threads = 1; }};
+  Cluster cluster_{2, {.num_threads = 1}};
 };
 
 TEST_F(PassThreads, TheThreadThatWaitsInBackwardRunsNodes) {

@@ -15,50 +15,6 @@
 namespace stitch::testing::random_programs_test {
 namespace {
 
-// The parameters of the programs that run, by seed and worker.
-class Parameters {
- public:
-  void put(std::uint64_t seed, std::vector<Tensors> all) {
-    const std::lock_guard lock(mutex_);
-    all_[seed] = std::move(all);
-  }
-  void remove(std::uint64_t seed) {
-    const std::lock_guard lock(mutex_);
-    all_.erase(seed);
-  }
-  at::Tensor get(std::uint64_t seed, std::uint32_t worker, int index) {
-    const std::lock_guard lock(mutex_);
-    return all_.at(seed).at(worker).at(static_cast<std::size_t>(index));
-  }
-
- private:
-  std::mutex mutex_;
-  std::map<std::uint64_t, std::vector<Tensors>> all_;
-};
-Parameters& parameters() {
-  static Parameters all;
-  return all;
-}
-
-ProgramHost remote_host(std::uint64_t seed);
-
-Tensors run_remote_block(const ProgramBlock& block, Tensors arguments) {
-  return run_block(remote_host(block.program.seed), block, arguments);
-}
-
-ProgramHost remote_host(std::uint64_t seed) {
-  ProgramHost host;
-  host.parameter = [seed, worker = rpc::current_agent()->self().id.value()](int index) {
-    return parameters().get(seed, worker, index);
-  };
-  host.call = [](int callee, const ProgramBlock& block, const Tensors& arguments) {
-    auto future =
-        rpc_async<run_remote_block>(WorkerId(static_cast<std::uint32_t>(callee)), block, arguments);
-    return [future] { return future.get(); };
-  };
-  return host;
-}
-
 // Undefined also where that worker took no part in the context.
 at::Tensor gradient_on(Worker& worker, const dist_autograd::ContextId& context,
                        const at::Tensor& parameter) {
@@ -222,7 +178,7 @@ void run_trials(int workers, std::uint64_t first_seed, const Vary& vary) {
       1;
   const char* const alone = std::getenv("RANDOM_PROGRAM_SEED");
   dist_autograd::DeliveryCheck::switch_on();
-  Cluster cluster(workers, [](Options& options) { options.num_threads = 4; });
+  Cluster cluster(workers, {.num_threads = 4});
   const auto run_one = [&](std::uint64_t seed) {
     std::mt19937_64 random(seed);
     Trial trial;
@@ -237,17 +193,13 @@ void run_trials(int workers, std::uint64_t first_seed, const Vary& vary) {
   }
   first_seed += 1'000'000 * static_cast<std::uint64_t>(workers);
   std::atomic<std::uint64_t> next{first_seed};
-  std::vector<std::thread> threads;
-  for (int t = 0; t < kThreads; ++t) {
-    threads.emplace_back([&] {
-      const WorkerScope scope(cluster[0]);
-      for (auto seed = next++; seed < first_seed + count; seed = next++) {
-        if (::testing::Test::HasFailure()) return;
-        run_one(seed);
-      }
-    });
-  }
-  for (auto& thread : threads) thread.join();
+  testing::on_each(kThreads, [&](int t) {
+    const WorkerScope scope(cluster[0]);
+    for (auto seed = next++; seed < first_seed + count; seed = next++) {
+      if (::testing::Test::HasFailure()) return;
+      run_one(seed);
+    }
+  });
   std::int64_t sent = 0;
   for (int worker = 0; worker < workers; ++worker)
     sent += cluster[worker].debug_info().at("dist_autograd.gradient_links_sent");
@@ -344,7 +296,7 @@ TEST_P(RandomPrograms, HaveTheGradientsOfOneProcessWhenMessagesOvertakeEachOther
 
 TEST(RandomProgramsThemselves, FindAGradientThatIsWrongByAMillionth) {
   constexpr std::uint64_t kCount = 60;
-  Cluster cluster(3, [](Options& options) { options.num_threads = 4; });
+  Cluster cluster(3, {.num_threads = 4});
   int damaged = 0, found = 0;
   for (std::uint64_t seed = 600'000; seed < 600'000 + kCount; ++seed) {
     Trial trial;

@@ -121,10 +121,8 @@ TEST(Autocast, ToADtypeWithoutACodeIsRefused) {
   Cluster cluster(2);
   const rpc::AutocastScope scope({std::nullopt, at::kComplexFloat});
   const auto error = error_of([] { rpc_sync<grad_mode>("worker1"); });
-  EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
-  EXPECT_NE(std::string(error.what()).find("autocast to ComplexFloat cannot travel"),
-            std::string::npos)
-      << error.what();
+  EXPECT_TRUE(
+      has_text(error, ErrorCode::invalid_argument, "autocast to ComplexFloat cannot travel"));
 }
 
 // A request with these bytes in its autocast section.
@@ -199,10 +197,9 @@ TEST(Recording, OfAReplyDoesNotDependOnTheThreadThatCompletesIt) {
 
 // Backward over what came without a context says so.
 void expect_unrecorded(const Error& error) {
-  EXPECT_NE(std::string(error.what())
-                .find("backward reached a tensor from worker \"worker1\" received without a "
-                      "context: make the Context before the forward pass"),
-            std::string::npos)
+  EXPECT_TRUE(contains(error.what(),
+                       "backward reached a tensor from worker \"worker1\" received without a "
+                       "context: make the Context before the forward pass"))
       << error.what();
 }
 

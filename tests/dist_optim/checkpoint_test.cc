@@ -12,32 +12,18 @@ namespace {
 namespace autograd = stitch::dist_autograd;
 namespace fs = std::filesystem;
 namespace optim = stitch::optim;
-using stitch::Error;
-using stitch::ErrorCode;
-using stitch::RRef;
+using namespace stitch::testing;
 using stitch::optim::DistributedOptimizer;
 using stitch::optim::NamedParameter;
 using stitch::optim::NamedValues;
-using stitch::testing::Cluster;
-using stitch::testing::error_of;
 using torch::optim::Adam;
 using torch::optim::AdamOptions;
 using torch::optim::SGD;
 using torch::optim::SGDOptions;
 
-class Folder {
- public:
-  Folder()
-      : path_(fs::temp_directory_path() /
-              ("stitch-checkpoint-" + std::to_string(::getpid()) + "-" +
-               ::testing::UnitTest::GetInstance()->current_test_info()->name())) {
-    fs::remove_all(path_);
-  }
-  ~Folder() { fs::remove_all(path_); }
-  [[nodiscard]] const fs::path& path() const { return path_; }
-
- private:
-  const fs::path path_;
+// A folder that a checkpoint may make.
+struct Folder : TemporaryFolder {
+  [[nodiscard]] fs::path path() const { return TemporaryFolder::path() / "checkpoint"; }
 };
 
 std::string contents(const fs::path& file) {
@@ -47,14 +33,11 @@ std::string contents(const fs::path& file) {
 void overwrite(const fs::path& file, const std::string& bytes) {
   std::ofstream(file, std::ios::binary | std::ios::trunc) << bytes;
 }
-bool says(const Error& error, const std::string& text) {
-  return std::string(error.what()).find(text) != std::string::npos;
-}
 
 class Weight {
  public:
   explicit Weight(at::Tensor initial) : tensor_(initial.clone().set_requires_grad(true)) {}
-  RRef<at::Tensor> parameter() { return stitch::make_rref(tensor_); }
+  RRef<at::Tensor> parameter() { return make_rref(tensor_); }
   at::Tensor squared() { return tensor_.pow(2); }
   at::Tensor now() { return tensor_.detach().clone(); }
 
@@ -68,7 +51,7 @@ at::Tensor start(int which) { return torch::linspace(1.0 + which, 2.0 + which, 3
 std::vector<RRef<Weight>> weights_on(const std::vector<std::string>& owners) {
   std::vector<RRef<Weight>> weights;
   for (const auto& owner : owners)
-    weights.push_back(stitch::remote<Weight>(owner, start(static_cast<int>(weights.size()))));
+    weights.push_back(remote<Weight>(owner, start(static_cast<int>(weights.size()))));
   return weights;
 }
 std::vector<NamedParameter> named(const std::vector<RRef<Weight>>& weights) {
@@ -112,9 +95,9 @@ void expect_resumed(const typename DistributedOptimizer<Optimizer>::Options& opt
   optimizer.save(folder.path());
   // Another order, other owners: the state follows the names.
   const auto before = values_of(weights);
-  std::vector<RRef<Weight>> moved{stitch::remote<Weight>("worker0", before[0]),
-                                  stitch::remote<Weight>("worker1", before[1]),
-                                  stitch::remote<Weight>("worker2", before[2])};
+  std::vector<RRef<Weight>> moved{remote<Weight>("worker0", before[0]),
+                                  remote<Weight>("worker1", before[1]),
+                                  remote<Weight>("worker2", before[2])};
   auto parameters = named(moved);
   std::swap(parameters[0], parameters[2]);
   DistributedOptimizer<Optimizer> resumed(parameters, options);
@@ -156,8 +139,8 @@ TEST(Checkpoint, AParameterThatHadNoStateHasNoneAfterwards) {
   optimizer.load(folder.path());
   // One more step from the start is a first step again: bias correction is that of step 1.
   const auto again = values_of(weights);
-  const std::vector<RRef<Weight>> copies{stitch::remote<Weight>("worker1", again[0]),
-                                         stitch::remote<Weight>("worker0", again[1])};
+  const std::vector<RRef<Weight>> copies{remote<Weight>("worker1", again[0]),
+                                         remote<Weight>("worker0", again[1])};
   DistributedOptimizer<Adam> first(named(copies), AdamOptions(0.1));
   step(weights, optimizer, 1);
   step(copies, first, 1);
@@ -186,7 +169,7 @@ TEST(Checkpoint, DamageAnywhereIsFoundAndNothingChanges) {
       overwrite(file, bad);
       const Error error = error_of([&] { optimizer.load(folder.path()); });
       ASSERT_EQ(error.code(), ErrorCode::invalid_argument) << at << ": " << error.what();
-      ASSERT_TRUE(says(error, folder.path().string())) << at << ": " << error.what();
+      ASSERT_TRUE(contains(error.what(), folder.path().string())) << at << ": " << error.what();
     }
     for (std::size_t size = 0; size < good.size(); size += 11) {
       overwrite(file, good.substr(0, size));
@@ -214,25 +197,27 @@ TEST(Checkpoint, WhatDoesNotFitIsNamed) {
   optimizer.save(folder.path());
 
   DistributedOptimizer<Adam> of_another_type(named(weights), AdamOptions(0.1));
-  EXPECT_TRUE(says(error_of([&] { of_another_type.load(folder.path()); }),
-                   "is of a torch::optim::SGD, not a torch::optim::Adam"));
-  EXPECT_TRUE(says(error_of([&] { of_another_type.save(folder.path()); }),
-                   "each optimizer needs a folder of its own"));
+  EXPECT_TRUE(contains(error_of([&] { of_another_type.load(folder.path()); }).what(),
+                       "is of a torch::optim::SGD, not a torch::optim::Adam"));
+  EXPECT_TRUE(contains(error_of([&] { of_another_type.save(folder.path()); }).what(),
+                       "each optimizer needs a folder of its own"));
   DistributedOptimizer<SGD> with_less({named(weights)[0]}, SGDOptions(0.1));
-  EXPECT_TRUE(says(error_of([&] { with_less.load(folder.path()); }),
-                   "has parameter \"b\", which this optimizer does not have"));
+  EXPECT_TRUE(contains(error_of([&] { with_less.load(folder.path()); }).what(),
+                       "has parameter \"b\", which this optimizer does not have"));
   auto more = named(weights);
-  more.emplace_back("c", stitch::make_rref(torch::ones({2})));
+  more.emplace_back("c", make_rref(torch::ones({2})));
   DistributedOptimizer<SGD> with_more(more, SGDOptions(0.1));
-  EXPECT_TRUE(says(error_of([&] { with_more.load(folder.path()); }), "has no parameter \"c\""));
-  auto other_shape = named(weights);
-  other_shape[1].second = stitch::make_rref(torch::ones({2}));
-  DistributedOptimizer<SGD> misfit(other_shape, SGDOptions(0.1));
-  EXPECT_TRUE(says(error_of([&] { misfit.load(folder.path()); }),
-                   "has shape [3] for parameter \"b\", it is [2]"));
-  EXPECT_TRUE(says(error_of([&] { optimizer.load(folder.path() / "nowhere"); }), "nowhere"));
   EXPECT_TRUE(
-      says(error_of([&] { optimizer.save("/proc/stitch-cannot-write-here"); }), "cannot be made"));
+      contains(error_of([&] { with_more.load(folder.path()); }).what(), "has no parameter \"c\""));
+  auto other_shape = named(weights);
+  other_shape[1].second = make_rref(torch::ones({2}));
+  DistributedOptimizer<SGD> misfit(other_shape, SGDOptions(0.1));
+  EXPECT_TRUE(contains(error_of([&] { misfit.load(folder.path()); }).what(),
+                       "has shape [3] for parameter \"b\", it is [2]"));
+  EXPECT_TRUE(
+      contains(error_of([&] { optimizer.load(folder.path() / "nowhere"); }).what(), "nowhere"));
+  EXPECT_TRUE(contains(error_of([&] { optimizer.save("/proc/stitch-cannot-write-here"); }).what(),
+                       "cannot be made"));
 }
 
 TEST(Checkpoint, OfAnotherOptimizerOfItsTypeIsNotOverwritten) {
@@ -242,8 +227,8 @@ TEST(Checkpoint, OfAnotherOptimizerOfItsTypeIsNotOverwritten) {
   DistributedOptimizer<Adam> a({parameters[0]}, AdamOptions(1e-3));
   DistributedOptimizer<Adam> b({parameters[1]}, AdamOptions(1e-4));
   a.save(folder.path());
-  EXPECT_TRUE(says(error_of([&] { b.save(folder.path()); }),
-                   "has parameter \"a\" of another optimizer: each optimizer needs a folder"));
+  EXPECT_TRUE(contains(error_of([&] { b.save(folder.path()); }).what(),
+                       "has parameter \"a\" of another optimizer: each optimizer needs a folder"));
   a.load(folder.path());
   a.save(folder.path());  // its own it replaces
   DistributedOptimizer<Adam> with_more(parameters, AdamOptions(1e-3));
@@ -256,8 +241,8 @@ TEST(Checkpoint, ADamagedFileInTheFolderOfASaveIsToBeRemoved) {
   DistributedOptimizer<SGD> optimizer(named(weights_on({"worker0"})), SGDOptions(0.1));
   fs::create_directories(folder.path());
   overwrite(folder.path() / "gone.optimizer", "stitchos and not much more than that, to be sure");
-  EXPECT_TRUE(says(error_of([&] { optimizer.save(folder.path()); }),
-                   "to save into this folder, remove that file"));
+  EXPECT_TRUE(contains(error_of([&] { optimizer.save(folder.path()); }).what(),
+                       "to save into this folder, remove that file"));
   fs::remove(folder.path() / "gone.optimizer");
   optimizer.save(folder.path());
 }
@@ -266,7 +251,7 @@ template <class Optimizer>
 void expect_fitting_state(const optim::OptionsOf<Optimizer>& options, const std::string& field,
                           NamedValues state, at::IntArrayRef sizes) {
   SCOPED_TRACE(optim::optimizer_name<Optimizer>());
-  const auto parameter = stitch::make_rref(torch::ones({3, 2}).set_requires_grad(true));
+  const auto parameter = make_rref(torch::ones({3, 2}).set_requires_grad(true));
   optim::LocalOptimizer<Optimizer> local(
       {{"w", parameter}}, optim::options_to_values<Optimizer>(options), optim::StalePolicy::detect);
   const auto stage = [&](const at::Tensor& tensor) {
@@ -276,11 +261,11 @@ void expect_fitting_state(const optim::OptionsOf<Optimizer>& options, const std:
   stage(torch::zeros(sizes));
   for (const auto& wrong : {torch::zeros({2, 3}), torch::zeros({7}), torch::zeros({})}) {
     const Error error = error_of([&] { stage(wrong); });
-    EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
-    EXPECT_TRUE(says(error, "state has \"" + field + "\" of type Float [")) << error.what();
+    EXPECT_TRUE(has_text(error, ErrorCode::invalid_argument,
+                         "state has \"" + field + "\" of type Float ["));
   }
-  EXPECT_TRUE(says(error_of([&] { stage(torch::zeros(sizes, torch::kDouble)); }),
-                   "for a parameter of type Float [3, 2]"));
+  EXPECT_TRUE(contains(error_of([&] { stage(torch::zeros(sizes, torch::kDouble)); }).what(),
+                       "for a parameter of type Float [3, 2]"));
 }
 
 TEST(Checkpoint, StateOfAnotherShapeOrTypeThanItsParameterIsRefused) {
@@ -344,10 +329,10 @@ TEST(Checkpoint, ASaveThatIsCutOffLeavesAWholeCheckpoint) {
   fs::rename(folder.path() / "worker0.optimizer.new", folder.path() / "worker0.optimizer");
   EXPECT_EQ(loaded_rate(), 2.0);  // half was renamed: the other half is complete, too
   fs::remove(folder.path() / "worker1.optimizer.new");
-  EXPECT_TRUE(says(error_of([&] { optimizer.load(folder.path()); }), "is not complete"));
+  EXPECT_TRUE(contains(error_of([&] { optimizer.load(folder.path()); }).what(), "is not complete"));
   fs::rename(folder.path() / "worker0.optimizer", folder.path() / "worker0.optimizer.new");
   fs::remove(folder.path() / "worker1.optimizer");
-  EXPECT_TRUE(says(error_of([&] { optimizer.load(folder.path()); }), "is not complete"));
+  EXPECT_TRUE(contains(error_of([&] { optimizer.load(folder.path()); }).what(), "is not complete"));
 }
 
 // What a peer can send to an owner: values with names and types, each checked.
@@ -356,8 +341,7 @@ TEST(Checkpoint, OptionsAndStateFromTheWireAreCheckedByNameAndType) {
   using Local = optim::LocalOptimizer<SGD>;
   const auto weights = weights_on({"worker1"});
   const auto good = optim::options_to_values<SGD>(SGDOptions(0.5));
-  const auto local =
-      stitch::remote<Local>("worker1", named(weights), good, optim::StalePolicy::detect);
+  const auto local = remote<Local>("worker1", named(weights), good, optim::StalePolicy::detect);
   const auto refused = [&](const NamedValues& values) {
     const Error error = error_of([&] { local.rpc_sync<&Local::set_options>(values); });
     EXPECT_EQ(error.code(), ErrorCode::remote_exception);
@@ -365,25 +349,28 @@ TEST(Checkpoint, OptionsAndStateFromTheWireAreCheckedByNameAndType) {
   };
   auto values = good;
   values.erase("momentum");
-  EXPECT_NE(refused(values).find("come without \"momentum\""), std::string::npos);
+  EXPECT_TRUE(contains(refused(values), "come without \"momentum\""));
   values = good;
   values["__setstate__"] = 1.0;
-  EXPECT_NE(refused(values).find("have no \"__setstate__\""), std::string::npos);
+  EXPECT_TRUE(contains(refused(values), "have no \"__setstate__\""));
   values = good;
   values["lr"] = std::string("0.1");
-  EXPECT_NE(refused(values).find("have a string for \"lr\", it takes a number"), std::string::npos);
+  EXPECT_TRUE(contains(refused(values), "have a string for \"lr\", it takes a number"));
   values = good;
   values["lr"] = -1.0;
-  EXPECT_NE(refused(values).find("Invalid learning rate: -1"), std::string::npos);
+  EXPECT_TRUE(contains(refused(values), "Invalid learning rate: -1"));
   EXPECT_TRUE(optim::options_from_values<SGD>(local.rpc_sync<&Local::options>()) ==
               SGDOptions(0.5));
 
   const auto stage = [&](std::uint64_t position, const NamedValues& state) {
     local.rpc_sync<&Local::stage>(std::string("load"), position, std::optional(state));
   };
-  EXPECT_TRUE(says(error_of([&] { stage(1, {}); }), "parameter 1 does not exist"));
-  EXPECT_TRUE(says(error_of([&] { stage(0, {{"momentum_buffer", 1.0}}); }), "it takes a tensor"));
-  EXPECT_TRUE(says(error_of([&] { stage(0, {{"code", 1.0}}); }), "have no \"code\""));
+  EXPECT_TRUE(contains(error_of([&] { stage(1, {}); }).what(), "parameter 1 does not exist"));
+  EXPECT_TRUE(contains(error_of([&] {
+                         stage(0, {{"momentum_buffer", 1.0}});
+                       }).what(),
+                       "it takes a tensor"));
+  EXPECT_TRUE(contains(error_of([&] { stage(0, {{"code", 1.0}}); }).what(), "have no \"code\""));
   EXPECT_EQ(error_of([&] { local.rpc_sync<&Local::commit>(std::string("other"), good); }).code(),
             ErrorCode::remote_exception);
 }

@@ -51,17 +51,14 @@ namespace distributed_optimizer_test {
 namespace {
 
 namespace autograd = stitch::dist_autograd;
-using stitch::ErrorCode;
-using stitch::RRef;
+using namespace stitch::testing;
 using stitch::optim::DistributedOptimizer;
-using stitch::testing::Cluster;
-using stitch::testing::error_of;
 
 // A parameter and what is computed from it, on one worker.
 class Holder {
  public:
   explicit Holder(at::Tensor initial) : parameter_(initial.clone().set_requires_grad(true)) {}
-  RRef<at::Tensor> parameter() { return stitch::make_rref(parameter_); }
+  RRef<at::Tensor> parameter() { return make_rref(parameter_); }
   at::Tensor times(const at::Tensor& x) { return parameter_ * x; }
   at::Tensor squared() { return parameter_.pow(2); }
   at::Tensor now() { return parameter_.detach().clone(); }
@@ -77,8 +74,8 @@ at::Tensor initial(int which) {
 
 // Holders on worker 1 and worker 2, and the same parameters here, stepped by plain torch::optim.
 struct Twins {
-  std::vector<RRef<Holder>> holders{stitch::remote<Holder>("worker1", initial(0)),
-                                    stitch::remote<Holder>("worker2", initial(1))};
+  std::vector<RRef<Holder>> holders{remote<Holder>("worker1", initial(0)),
+                                    remote<Holder>("worker2", initial(1))};
   std::vector<at::Tensor> local{initial(0).set_requires_grad(true),
                                 initial(1).set_requires_grad(true)};
   [[nodiscard]] std::vector<RRef<at::Tensor>> parameters() const {
@@ -163,7 +160,7 @@ TEST(DistributedOptimizer, LeavesParametersWithoutAGradientAlone) {
 
 TEST(DistributedOptimizer, AStepWithoutAnyGradientSaysSoOnce) {
   Cluster cluster(2);
-  const auto holder = stitch::remote<Holder>("worker1", initial(0));
+  const auto holder = remote<Holder>("worker1", initial(0));
   DistributedOptimizer<torch::optim::SGD> optimizer({holder.rpc_sync<&Holder::parameter>()},
                                                     torch::optim::SGDOptions(0.1));
   stitch::optim::detail::said_no_gradient = false;
@@ -174,7 +171,7 @@ TEST(DistributedOptimizer, AStepWithoutAnyGradientSaysSoOnce) {
   }
   const std::string text = ::testing::internal::GetCapturedStderr();
   const std::string said = "a step found no gradient for any of its parameters";
-  EXPECT_NE(text.find(said), std::string::npos) << text;
+  EXPECT_TRUE(contains(text, said)) << text;
   EXPECT_EQ(text.find(said), text.rfind(said)) << text;
 }
 
@@ -192,12 +189,11 @@ void subtract_one_each_step(RRef<Holder> holder, int steps) {
 
 TEST(DistributedOptimizer, StepsOfManyContextsAddUpExactly) {
   Cluster cluster(3);
-  const auto holder = stitch::remote<Holder>("worker1", torch::zeros({4}, torch::kDouble));
-  std::vector<stitch::Future<void>> trainers;
+  const auto holder = remote<Holder>("worker1", torch::zeros({4}, torch::kDouble));
+  std::vector<Future<void>> trainers;
   for (std::uint32_t t = 0; t < 4; ++t)
-    trainers.push_back(
-        stitch::rpc_async<subtract_one_each_step>(stitch::WorkerId(t % 3), holder, 15));
-  stitch::when_all(std::move(trainers)).get();
+    trainers.push_back(rpc_async<subtract_one_each_step>(WorkerId(t % 3), holder, 15));
+  when_all(std::move(trainers)).get();
   EXPECT_TRUE(
       torch::equal(holder.rpc_sync<&Holder::now>(), torch::full({4}, -60.0, torch::kDouble)));
 }
@@ -207,7 +203,7 @@ TEST(DistributedOptimizer, StepsOfManyContextsAddUpExactly) {
 template <class Optimizer, class Options>
 at::Tensor gradient_after_a_step(const Options& options, stitch::optim::StalePolicy policy,
                                  at::Tensor& stepped) {
-  const auto holder = stitch::remote<Holder>("worker1", initial(0));
+  const auto holder = remote<Holder>("worker1", initial(0));
   DistributedOptimizer<Optimizer> optimizer({holder.rpc_sync<&Holder::parameter>()}, options,
                                             policy);
   const auto x = torch::ones_like(initial(0)).requires_grad_();
@@ -231,12 +227,12 @@ void expect_that_a_step_is_detected_unless_allowed(const Options& options) {
         gradient_after_a_step<Optimizer>(options, stitch::optim::StalePolicy::detect, stepped));
   });
   const std::string text = error.what();
-  EXPECT_NE(text.find("modified by an inplace operation"), std::string::npos) << text;
-  EXPECT_NE(text.find("An optimizer stepped it between forward and backward; StalePolicy::allow "
-                      "permits that, or return a copy"),
-            std::string::npos)
+  EXPECT_TRUE(contains(text, "modified by an inplace operation")) << text;
+  EXPECT_TRUE(contains(text,
+                       "An optimizer stepped it between forward and backward; StalePolicy::allow "
+                       "permits that, or return a copy"))
       << text;
-  EXPECT_EQ(text.find("anomaly"), std::string::npos) << text;
+  EXPECT_FALSE(contains(text, "anomaly")) << text;
   const auto seen =
       gradient_after_a_step<Optimizer>(options, stitch::optim::StalePolicy::allow, stepped);
   EXPECT_TRUE(torch::equal(seen, stepped)) << "backward uses the new values";
@@ -296,32 +292,29 @@ TEST(DistributedOptimizer, StepsTiedWeightsOnce) {
 
 TEST(DistributedOptimizer, RefusesWhatItCannotStep) {
   Cluster cluster(2);
-  stitch::Error error = error_of(
+  Error error = error_of(
       [] { DistributedOptimizer<torch::optim::SGD> optimizer({}, torch::optim::SGDOptions(0.1)); });
   EXPECT_STREQ(error.what(), "optimizer has no parameters to step");
   const auto leaf = torch::ones(2).set_requires_grad(true);
-  const auto computed = stitch::make_rref(leaf * 2);
+  const auto computed = make_rref(leaf * 2);
   error = error_of([&] {
     DistributedOptimizer<torch::optim::SGD> optimizer({computed}, torch::optim::SGDOptions(0.1));
   });
-  EXPECT_NE(std::string(error.what()).find("is not a parameter: it must be a leaf tensor"),
-            std::string::npos)
+  EXPECT_TRUE(contains(error.what(), "is not a parameter: it must be a leaf tensor"))
       << error.what();
   error = error_of([&] {
-    DistributedOptimizer<torch::optim::SGD> optimizer(
-        {stitch::make_rref(leaf), stitch::make_rref(leaf)}, torch::optim::SGDOptions(0.1));
+    DistributedOptimizer<torch::optim::SGD> optimizer({make_rref(leaf), make_rref(leaf)},
+                                                      torch::optim::SGDOptions(0.1));
   });
-  EXPECT_NE(
-      std::string(error.what()).find("was given one tensor as two parameters, \"0\" and \"1\""),
-      std::string::npos)
+  EXPECT_TRUE(contains(error.what(), "was given one tensor as two parameters, \"0\" and \"1\""))
       << error.what();
-  const auto good = stitch::make_rref(torch::ones(2).set_requires_grad(true));
+  const auto good = make_rref(torch::ones(2).set_requires_grad(true));
   error = error_of([&] {
     DistributedOptimizer<torch::optim::SGD> optimizer({good, good}, torch::optim::SGDOptions(0.1));
   });
   EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
   using stitch::optim::NamedParameter;
-  const auto other = stitch::make_rref(torch::ones(2).set_requires_grad(true));
+  const auto other = make_rref(torch::ones(2).set_requires_grad(true));
   error = error_of([&] {
     DistributedOptimizer<torch::optim::SGD> optimizer(
         std::vector<NamedParameter>{{"w", good}, {"w", other}}, torch::optim::SGDOptions(0.1));
@@ -330,13 +323,12 @@ TEST(DistributedOptimizer, RefusesWhatItCannotStep) {
   error = error_of([&] {
     DistributedOptimizer<torch::optim::LBFGS> optimizer({good}, torch::optim::LBFGSOptions(0.1));
   });
-  EXPECT_NE(std::string(error.what()).find("LBFGS re-evaluates the loss"), std::string::npos)
-      << error.what();
+  EXPECT_TRUE(contains(error.what(), "LBFGS re-evaluates the loss")) << error.what();
 }
 
 TEST(DistributedOptimizer, ChangesItsOptions) {
   Cluster cluster(2);
-  const auto holder = stitch::remote<Holder>("worker1", torch::zeros({2}, torch::kDouble));
+  const auto holder = remote<Holder>("worker1", torch::zeros({2}, torch::kDouble));
   DistributedOptimizer<torch::optim::SGD> optimizer({holder.rpc_sync<&Holder::parameter>()},
                                                     torch::optim::SGDOptions(1.0));
   const auto step = [&] {
@@ -358,7 +350,7 @@ TEST(DistributedOptimizer, LeavesFrozenParametersAloneUntilTheyAreNot) {
   auto frozen = initial(0);
   const auto moving = initial(1).set_requires_grad(true);
   DistributedOptimizer<torch::optim::SGD> optimizer(
-      {stitch::make_rref(frozen), stitch::make_rref(moving), stitch::make_rref(torch::arange(6))},
+      {make_rref(frozen), make_rref(moving), make_rref(torch::arange(6))},
       torch::optim::SGDOptions(1.0));
   const auto step = [&] {
     autograd::Context context;
@@ -377,15 +369,14 @@ TEST(DistributedOptimizer, StepsNothingWhenAGradientDoesNotFit) {
   Cluster cluster(1);
   auto good = initial(0).set_requires_grad(true);
   auto bad = initial(1).set_requires_grad(true);
-  DistributedOptimizer<torch::optim::SGD> optimizer(
-      {stitch::make_rref(good), stitch::make_rref(bad)}, torch::optim::SGDOptions(1.0));
+  DistributedOptimizer<torch::optim::SGD> optimizer({make_rref(good), make_rref(bad)},
+                                                    torch::optim::SGDOptions(1.0));
   autograd::Context context;
   context.backward({(good * bad).sum()});
   bad.set_data(torch::ones({2}, torch::kDouble));
   const auto error = error_of([&] { optimizer.step(context); });
-  EXPECT_NE(std::string(error.what())
-                .find("gradient of shape [6] does not fit parameter \"1\" of shape [2]"),
-            std::string::npos)
+  EXPECT_TRUE(
+      contains(error.what(), "gradient of shape [6] does not fit parameter \"1\" of shape [2]"))
       << error.what();
   EXPECT_TRUE(torch::equal(good.detach(), initial(0)));
 }
@@ -394,7 +385,7 @@ TEST(DistributedOptimizer, StepsNothingWhenAGradientDoesNotFit) {
 class Table {
  public:
   Table() : rows_(initial(0).reshape({3, 2}).clone().set_requires_grad(true)) {}
-  RRef<at::Tensor> parameter() { return stitch::make_rref(rows_); }
+  RRef<at::Tensor> parameter() { return make_rref(rows_); }
   at::Tensor look_up(const at::Tensor& ids) {
     return at::embedding(rows_, ids, -1, /*scale_grad_by_freq=*/false, /*sparse=*/true);
   }
@@ -407,7 +398,7 @@ class Table {
 template <class Optimizer>
 void expect_same_sparse_trajectory(const stitch::optim::OptionsOf<Optimizer>& options) {
   Cluster cluster(2);
-  const auto table = stitch::remote<Table>("worker1");
+  const auto table = remote<Table>("worker1");
   Table local_table;
   DistributedOptimizer<Optimizer> optimizer({table.rpc_sync<&Table::parameter>()}, options);
   const auto local_rows = local_table.parameter().local_value();
@@ -432,8 +423,7 @@ TEST(DistributedOptimizer, StepsSparseGradientsAsTheLocalOne) {
 
 TEST(DistributedOptimizer, PassesOnWhyAStepIsRefusedAndCountsTheOthers) {
   Cluster cluster(3);
-  const std::vector<RRef<Table>> tables{stitch::remote<Table>("worker1"),
-                                        stitch::remote<Table>("worker2")};
+  const std::vector<RRef<Table>> tables{remote<Table>("worker1"), remote<Table>("worker2")};
   DistributedOptimizer<torch::optim::Adam> optimizer(
       {tables[0].rpc_sync<&Table::parameter>(), tables[1].rpc_sync<&Table::parameter>()},
       torch::optim::AdamOptions(0.1));
@@ -443,16 +433,14 @@ TEST(DistributedOptimizer, PassesOnWhyAStepIsRefusedAndCountsTheOthers) {
                      tables[1].rpc_async<&Table::look_up>(ids).get())
                         .sum()});
   const auto error = error_of([&] { optimizer.step(context); });
-  EXPECT_EQ(error.code(), ErrorCode::remote_exception);
-  EXPECT_NE(std::string(error.what()).find("Adam does not support sparse gradients"),
-            std::string::npos)
-      << error.what();
-  EXPECT_NE(std::string(error.what()).find("1 other"), std::string::npos) << error.what();
+  EXPECT_TRUE(
+      has_text(error, ErrorCode::remote_exception, "Adam does not support sparse gradients"));
+  EXPECT_TRUE(contains(error.what(), "1 other")) << error.what();
 }
 
 TEST(DistributedOptimizer, RefusesContextsThatHaveEndedOrFailed) {
   Cluster cluster(2);
-  const auto holder = stitch::remote<Holder>("worker1", initial(0));
+  const auto holder = remote<Holder>("worker1", initial(0));
   DistributedOptimizer<torch::optim::SGD> optimizer({holder.rpc_sync<&Holder::parameter>()},
                                                     torch::optim::SGDOptions(0.1));
   std::optional<autograd::ContextHandle> handle;
@@ -468,12 +456,10 @@ TEST(DistributedOptimizer, RefusesContextsThatHaveEndedOrFailed) {
   const auto value = holder.rpc_async<&Holder::squared>().get();
   value.register_hook(
       [](const at::Tensor&) -> at::Tensor { throw std::runtime_error("this hook always fails"); });
-  EXPECT_NE(std::string(error_of([&] { failed.backward({value.sum()}); }).what())
-                .find("this hook always fails"),
-            std::string::npos);
-  EXPECT_NE(
-      std::string(error_of([&] { optimizer.step(failed); }).what()).find("this hook always fails"),
-      std::string::npos);
+  EXPECT_TRUE(contains(std::string(error_of([&] { failed.backward({value.sum()}); }).what()),
+                       "this hook always fails"));
+  EXPECT_TRUE(contains(std::string(error_of([&] { optimizer.step(failed); }).what()),
+                       "this hook always fails"));
   EXPECT_TRUE(torch::equal(holder.rpc_sync<&Holder::now>(), initial(0)));
 }
 

@@ -11,8 +11,7 @@ using optim::SparseAdam;
 using optim::SparseAdamOptions;
 using optim::SparseSGD;
 using optim::SparseSGDOptions;
-using stitch::testing::SparseCase;
-using stitch::testing::SparseRule;
+using namespace stitch::testing;
 
 at::Tensor coo(const std::vector<std::int64_t>& rows, const at::Tensor& values,
                at::IntArrayRef sizes) {
@@ -194,12 +193,11 @@ TEST(SparseOptimizers, StepNothingWhenOneGradientIsRefused) {
 }
 
 TEST(SparseOptimizers, StepNothingOfAnOwnerWhenOneOfItsParametersHasNoRows) {
-  const stitch::testing::Cluster cluster(1);
+  const Cluster cluster(1);
   const auto rows = torch::ones({4, 3}).set_requires_grad(true);
   const auto scalar = torch::ones({}).set_requires_grad(true);
   optim::DistributedOptimizer<SparseSGD> optimizer(
-      {stitch::make_rref<at::Tensor>(rows), stitch::make_rref<at::Tensor>(scalar)},
-      SparseSGDOptions(0.1));
+      {make_rref<at::Tensor>(rows), make_rref<at::Tensor>(scalar)}, SparseSGDOptions(0.1));
   const stitch::dist_autograd::Context context;
   context.backward({(rows * scalar).sum()});
   EXPECT_ANY_THROW(optimizer.step(context));
@@ -210,7 +208,7 @@ TEST(SparseOptimizers, StepNothingOfAnOwnerWhenOneOfItsParametersHasNoRows) {
 class SparseTable {
  public:
   SparseTable() : rows_(torch::linspace(0.5, 3, 12).view({6, 2}).clone().set_requires_grad(true)) {}
-  stitch::RRef<at::Tensor> parameter() { return stitch::make_rref(rows_); }
+  RRef<at::Tensor> parameter() { return make_rref(rows_); }
   at::Tensor look_up(const at::Tensor& ids) {
     return at::embedding(rows_, ids, -1, /*scale_grad_by_freq=*/false, /*sparse=*/true);
   }
@@ -222,8 +220,8 @@ class SparseTable {
 
 template <class Optimizer>
 void expect_distributed_steps(const optim::OptionsOf<Optimizer>& options) {
-  const stitch::testing::Cluster cluster(2);
-  const auto table = stitch::remote<SparseTable>("worker1");
+  const Cluster cluster(2);
+  const auto table = remote<SparseTable>("worker1");
   SparseTable here;
   optim::DistributedOptimizer<Optimizer> optimizer({table.rpc_sync<&SparseTable::parameter>()},
                                                    options);

@@ -1,15 +1,8 @@
 #include "examples/fashion_mnist.h"
 
-#include <gtest/gtest.h>
 #include <zlib.h>
 
-#include <cstdint>
-#include <filesystem>
-#include <fstream>
-#include <stdexcept>
-#include <string>
-
-#include "tests/support/temporary_folder.h"
+#include "tests/support/plain_test.h"
 
 namespace fashion_mnist_test {
 namespace {
@@ -99,83 +92,49 @@ TEST_F(FashionMnistFiles, ThatAreMissingAreNamedWithTheirDebianPackage) {
             "/usr/share/datasets/fashion-mnist)");
 }
 
-TEST_F(FashionMnistFiles, ThatAreFoldersAreRefused) {
-  std::filesystem::remove(folder_ / images_);
-  std::filesystem::create_directory(folder_ / images_);
-  EXPECT_EQ(error(), "\"train-images-idx3-ubyte.gz\" is a folder, not a file");
-}
+TEST_F(FashionMnistFiles, ThatAreDamagedAreRefusedWithTheReason) {
+  const std::string good = images(20), some = labels(20);
+  const auto fail = [&](const std::string& of_images, const std::string& of_labels) {
+    write(images_, of_images);
+    write(labels_, of_labels);
+    return error();
+  };
+  std::string unknown = some;
+  unknown[8 + 7] = 77;
+  const std::string impossible =
+      big_endian(0x803) + big_endian(0xffffffff) + big_endian(28) + big_endian(28);
+  const std::string in_images = "\"train-images-idx3-ubyte.gz\" ";
+  const std::string in_labels = "\"train-labels-idx1-ubyte.gz\" ";
+  EXPECT_EQ(fail(some, some), in_images +
+                                  "is not a file of images: it starts with 0x00000801, "
+                                  "expected 0x00000803");
+  EXPECT_EQ(fail(good.substr(0, good.size() - 1), some),
+            in_images + "is truncated: expected 15680 bytes of images, found 15679");
+  EXPECT_EQ(fail(good, some + "x"),
+            in_labels + "goes on after the 20 bytes of labels that its header announces");
+  EXPECT_EQ(fail(impossible, some),
+            in_images + "announces 4294967295 images, expected 1 to 1000000");
+  EXPECT_EQ(fail(images(20, 32, 28), some), in_images + "has images of 32x28, expected 28x28");
+  EXPECT_EQ(fail(good, unknown), in_labels + "has the label 77 at position 7, expected 0 to 9");
+  EXPECT_EQ(fail(good, labels(19)),
+            in_labels + "has 19 labels, but \"train-images-idx3-ubyte.gz\" has 20 images");
 
-TEST_F(FashionMnistFiles, OfAnotherKindAreRefused) {
-  write(images_, labels(20));
-  EXPECT_EQ(error(),
-            "\"train-images-idx3-ubyte.gz\" is not a file of images: it starts with 0x00000801, "
-            "expected 0x00000803");
-}
-
-TEST_F(FashionMnistFiles, ThatAreEmptyAreReportedAsTruncated) {
-  std::ofstream(folder_ / images_, std::ios::trunc);
-  EXPECT_EQ(
-      error(),
-      "\"train-images-idx3-ubyte.gz\" is truncated: it ends within the header, before its kind");
-}
-
-TEST_F(FashionMnistFiles, WithMissingImagesAreReportedAsTruncated) {
-  const std::string bytes = images(20);
-  write(images_, bytes.substr(0, bytes.size() - 1));
-  EXPECT_EQ(
-      error(),
-      "\"train-images-idx3-ubyte.gz\" is truncated: expected 15680 bytes of images, found 15679");
-}
-
-TEST_F(FashionMnistFiles, WithMissingCompressedBytesAreReportedAsTruncated) {
-  std::filesystem::resize_file(folder_ / images_,
-                               std::filesystem::file_size(folder_ / images_) / 2);
-  const std::string text = error();
-  EXPECT_TRUE(text.starts_with(
-      "\"train-images-idx3-ubyte.gz\" is truncated: expected 15680 bytes of images, found "))
-      << text;
-}
-
-TEST_F(FashionMnistFiles, WithFlippedBytesAreReportedAsDamaged) {
-  std::fstream file(folder_ / images_, std::ios::in | std::ios::out | std::ios::binary);
-  file.seekp(14);
-  file.write("\xff\xff\xff\xff", 4);
-  file.close();
-  const std::string text = error();
-  EXPECT_TRUE(text.starts_with("\"train-images-idx3-ubyte.gz\" is damaged: ")) << text;
-}
-
-TEST_F(FashionMnistFiles, WithTrailingBytesAreRefused) {
-  write(labels_, labels(20) + "x");
-  EXPECT_EQ(error(),
-            "\"train-labels-idx1-ubyte.gz\" goes on after the 20 bytes of labels that its header "
-            "announces");
-}
-
-TEST_F(FashionMnistFiles, WithAnImpossibleCountAreRefusedBeforeMemoryIsAllocated) {
-  write(images_, big_endian(0x803) + big_endian(0xffffffff) + big_endian(28) + big_endian(28));
-  EXPECT_EQ(error(),
-            "\"train-images-idx3-ubyte.gz\" announces 4294967295 images, expected 1 to 1000000");
-}
-
-TEST_F(FashionMnistFiles, WithImagesOfAnotherSizeAreRefused) {
-  write(images_, images(20, 32, 28));
-  EXPECT_EQ(error(), "\"train-images-idx3-ubyte.gz\" has images of 32x28, expected 28x28");
-}
-
-TEST_F(FashionMnistFiles, WithAnUnknownLabelAreRefused) {
-  std::string bytes = labels(20);
-  bytes[8 + 7] = 77;
-  write(labels_, bytes);
-  EXPECT_EQ(error(),
-            "\"train-labels-idx1-ubyte.gz\" has the label 77 at position 7, expected 0 to 9");
-}
-
-TEST_F(FashionMnistFiles, WithUnequalCountsAreRefused) {
-  write(labels_, labels(19));
-  EXPECT_EQ(error(),
-            "\"train-labels-idx1-ubyte.gz\" has 19 labels, but \"train-images-idx3-ubyte.gz\" has "
-            "20 images");
+  const auto path = folder_ / images_;
+  fail(good, some);
+  std::filesystem::resize_file(path, std::filesystem::file_size(path) / 2);
+  EXPECT_TRUE(
+      error().starts_with(in_images + "is truncated: expected 15680 bytes of images, found "))
+      << error();
+  fail(good, some);
+  std::fstream(path, std::ios::in | std::ios::out | std::ios::binary)
+      .seekp(14)
+      .write("\xff\xff\xff\xff", 4);
+  EXPECT_TRUE(error().starts_with(in_images + "is damaged: ")) << error();
+  std::ofstream(path, std::ios::trunc);
+  EXPECT_EQ(error(), in_images + "is truncated: it ends within the header, before its kind");
+  std::filesystem::remove(path);
+  std::filesystem::create_directory(path);
+  EXPECT_EQ(error(), in_images + "is a folder, not a file");
 }
 
 }  // namespace

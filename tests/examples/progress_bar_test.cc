@@ -1,12 +1,8 @@
 #include "examples/progress_bar.h"
 
-#include <gtest/gtest.h>
-
-#include <array>
 #include <cstdio>
-#include <sstream>
-#include <string>
-#include <vector>
+
+#include "tests/support/plain_test.h"
 
 namespace progress_bar_test {
 namespace {

@@ -1,14 +1,6 @@
 // The inputs in corpus/, and changes of them that need no fuzzer.
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <filesystem>
-#include <fstream>
-#include <iterator>
-#include <string>
-#include <vector>
-
 #include "tests/fuzz/targets.h"
+#include "tests/support/plain_test.h"
 
 namespace stitch::fuzz::corpus_test {
 namespace {

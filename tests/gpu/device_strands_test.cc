@@ -50,7 +50,7 @@ INSTANTIATE_TEST_SUITE_P(OfDevices, Pairs,
                                            std::pair(2, 1)));
 
 TEST_P(Pairs, ANodeThatTakesLongDelaysNoneOfAnotherDevice) {
-  Cluster cluster(1, [](Options& options) { options.num_threads = 1; });
+  Cluster cluster(1, {.num_threads = 1});
   const at::Tensor other = leaf_on(GetParam().second);
   const at::Tensor slow = leaf_on(GetParam().first);
   for (const bool async : {false, true}) {
@@ -107,7 +107,7 @@ at::Tensor noted_times_two(const at::Tensor& tensor) { return Acts::apply(tensor
 // the CPU runs.
 TEST_F(DeviceStrands, GradientsOfADeviceTravelWhileANodeOfTheCpuRuns) {
   // One of them runs the node where backward() does not; another one takes what comes.
-  Cluster cluster(2, [](Options& options) { options.num_threads = 2; });
+  Cluster cluster(2, {.num_threads = 2});
   const at::Tensor parameter = leaf_on(1);
   const at::Tensor here = leaf_on(-1);
   for (const bool async : {false, true}) {
@@ -192,7 +192,7 @@ TEST_F(DeviceStrands, AContextEndsOnceTheNodesOfAllDevicesHave) {
 
 // The only thread of the device waits inside a node.
 TEST_F(DeviceStrands, ANodeOfADeviceMayWaitForAnotherPassThere) {
-  Cluster cluster(2, [](Options& options) { options.num_threads = 1; });
+  Cluster cluster(2, {.num_threads = 1});
   const at::Tensor inner = leaf_on(1);
   const at::Tensor outer = leaf_on(1);
   const at::Tensor loss = acting(outer, [&] {

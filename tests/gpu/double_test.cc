@@ -1,17 +1,8 @@
 // The rules of the double of CUDA and NCCL that other tests stand on: each is shown by a program
 // that keeps it and one that breaks it.
-#include <gtest/gtest.h>
-
-#include <chrono>
-#include <functional>
-#include <memory>
-#include <string>
-#include <thread>
-#include <vector>
-
 #include "tests/gpu/gpu_pair.h"
 #include "tests/gpu/transfers_world.h"
-#include "tests/support/eventually.h"
+#include "tests/support/plain_test.h"
 
 namespace stitch::transport::gpu::test::double_test {
 namespace {

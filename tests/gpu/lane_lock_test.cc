@@ -10,10 +10,8 @@
 namespace stitch::transport::gpu::test::lane_lock_test {
 namespace {
 
-using namespace std::chrono_literals;
+using namespace stitch::testing;
 using stitch::gpu::LaneLock;
-using stitch::testing::error_of;
-using stitch::testing::eventually;
 
 TEST(LaneLocks, WhileADeviceIsHeldItsTransfersGoByStagingAndCommunicatorsStayOpen) {
   TransfersWorld world({});

@@ -9,13 +9,8 @@
 namespace placement_hostile_test {  // its functions are registered under their full names
 namespace {
 
-using stitch::ErrorCode;
+using namespace stitch::testing;
 using stitch::rpc_sync;
-using stitch::testing::AddedSections;
-using stitch::testing::Cluster;
-using stitch::testing::error_of;
-using stitch::testing::has_text;
-using stitch::testing::Section;
 using Bytes = std::vector<std::uint8_t>;
 
 std::int64_t dimensions(const std::vector<at::Tensor>& tensors) {
@@ -72,7 +67,7 @@ TEST(HostileDevices, ASectionThatMakesNoSenseEndsItsConnection) {
   };
   for (const auto& [bytes, text] : cases) {
     const std::string why = refusal_of(bytes);
-    EXPECT_NE(why.find(text), std::string::npos) << text << " is not in: " << why;
+    EXPECT_TRUE(contains(why, text)) << text << " is not in: " << why;
   }
 }
 
@@ -88,7 +83,7 @@ TEST(HostileDevices, ADeviceThatIsNotHereFailsItsCallAlone) {
                          "CPU and 4 CUDA devices"));
     EXPECT_EQ(rpc_sync<dimensions>("worker1", std::vector{at::ones(2)}), 1);
   }
-  EXPECT_FALSE(cluster[1].agent()->peers().lost(stitch::WorkerId(0)).has_value());
+  EXPECT_FALSE(cluster[1].agent()->peers().lost(WorkerId(0)).has_value());
 }
 
 }  // namespace

@@ -296,9 +296,7 @@ at::Tensor sum(const std::vector<at::Tensor>& tensors) {
 }
 
 TEST(DeviceStreamsUnderLag, ManyCallsAtOnceGiveWhatTheyGiveOnTheCpu) {
-  Cluster cluster(3, [](Options& options) {
-    if (options.rank == 0) options.device_maps["worker1"] = {{"cuda:0", "cuda:1"}};
-  });
+  Cluster cluster(3, worker0_maps);
   for (int round = 1; round <= 3; ++round) {
     std::vector<Future<at::Tensor>> results;
     for (int i = 0; i < 24; ++i) {

@@ -52,9 +52,7 @@ std::string devices_of(const std::vector<at::Tensor>& first, const at::Tensor& s
 }
 
 TEST(DevicePlacement, AnUnmappedTensorFailsItsCallByPositionBeforeAnythingIsSent) {
-  Cluster cluster(2, [](Options& options) {
-    if (options.rank == 0) options.device_maps["worker1"] = {{"cuda:0", "cuda:1"}};
-  });
+  Cluster cluster(2, worker0_maps);
   static_cast<void>(rpc_sync<device_of>("worker1", at::ones(1)));
   const auto sent = cluster[0].debug_info().at("rpc.messages_sent");
   const auto error = error_of([] {
@@ -71,9 +69,7 @@ TEST(DevicePlacement, AnUnmappedTensorFailsItsCallByPositionBeforeAnythingIsSent
 }
 
 TEST(DevicePlacement, AResultOnAnUnmappedDeviceIsTheErrorOfItsCall) {
-  Cluster cluster(2, [](Options& options) {
-    if (options.rank == 0) options.device_maps["worker1"] = {{"cuda:0", "cuda:1"}};
-  });
+  Cluster cluster(2, worker0_maps);
   const auto error = error_of([] { static_cast<void>(rpc_sync<made_on>("worker1", 2)); });
   EXPECT_TRUE(has_text(error, ErrorCode::invalid_argument, "its result cannot be sent"));
   EXPECT_TRUE(has_text(error, ErrorCode::invalid_argument, "tensor 1 of 1 is on device cuda:2"));

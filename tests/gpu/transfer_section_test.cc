@@ -6,14 +6,8 @@
 namespace transfer_section_test {  // its functions are registered under their full names
 namespace {
 
-using stitch::Error;
-using stitch::ErrorCode;
+using namespace stitch::testing;
 using stitch::rpc::TransferSection;
-using stitch::testing::AddedSections;
-using stitch::testing::Cluster;
-using stitch::testing::error_of;
-using stitch::testing::eventually;
-using stitch::testing::Section;
 
 const c10::Device kThere(c10::kCUDA, 1);
 
@@ -97,8 +91,7 @@ TEST(TransferSections, ThatMakeNoSenseAreRefused) {
   for (const auto& [change, text] : cases) {
     const Error error = refusal(change);
     EXPECT_EQ(error.code(), ErrorCode::protocol) << text;
-    EXPECT_NE(std::string(error.what()).find(text), std::string::npos)
-        << text << " is not in: " << error.what();
+    EXPECT_TRUE(contains(error.what(), text)) << text << " is not in: " << error.what();
   }
 }
 
@@ -120,8 +113,8 @@ std::string loss_by(const TransferSection& section) {
   Cluster cluster(3);
   const std::string why = stitch::testing::loss_by(cluster, with_devices(section), [] {
     static_cast<void>(
-        stitch::rpc_sync<size>({.to = "worker1", .timeout = std::chrono::seconds(20)},
-                               std::vector{at::ones(2), at::Tensor(), at::Tensor(), at::Tensor()}));
+        rpc_sync<size>({.to = "worker1", .timeout = std::chrono::seconds(20)},
+                       std::vector{at::ones(2), at::Tensor(), at::Tensor(), at::Tensor()}));
   });
   EXPECT_EQ(cluster[2].rpc_sync<size>("worker1", std::vector{at::ones(2)}), 1);
   EXPECT_TRUE(
@@ -133,10 +126,10 @@ std::string loss_by(const TransferSection& section) {
 TEST(HostileTransfers, ASectionThatMakesNoSenseEndsItsConnectionAndNoOther) {
   TransferSection section = sound();
   section.tensors[1].offset = 4;
-  EXPECT_NE(loss_by(section).find("no room"), std::string::npos);
+  EXPECT_TRUE(contains(loss_by(section), "no room"));
   section = sound();
   section.transfers[1].id = 7;  // twice
-  EXPECT_NE(loss_by(section).find("received a second time"), std::string::npos);
+  EXPECT_TRUE(contains(loss_by(section), "received a second time"));
 }
 
 TEST(HostileTransfers, ToADeviceThatIsNotHereFailItsCallAlone) {
@@ -146,15 +139,15 @@ TEST(HostileTransfers, ToADeviceThatIsNotHereFailItsCallAlone) {
   const auto error = error_of([&] {
     const AddedSections added(with_devices(section));
     static_cast<void>(
-        stitch::rpc_sync<size>({.to = "worker1", .timeout = std::chrono::seconds(20)},
-                               std::vector{at::Tensor(), at::ones(2), at::Tensor(), at::Tensor()}));
+        rpc_sync<size>({.to = "worker1", .timeout = std::chrono::seconds(20)},
+                       std::vector{at::Tensor(), at::ones(2), at::Tensor(), at::Tensor()}));
   });
-  EXPECT_TRUE(stitch::testing::has_text(
+  EXPECT_TRUE(has_text(
       error, ErrorCode::invalid_argument,
       "a transfer of 1024 bytes is for device cuda:9 of worker \"worker1\", which has the CPU and "
       "4 CUDA devices"));
-  EXPECT_EQ(stitch::rpc_sync<size>("worker1", std::vector{at::ones(2)}), 1);
-  EXPECT_FALSE(cluster[1].agent()->peers().lost(stitch::WorkerId(0)).has_value());
+  EXPECT_EQ(rpc_sync<size>("worker1", std::vector{at::ones(2)}), 1);
+  EXPECT_FALSE(cluster[1].agent()->peers().lost(WorkerId(0)).has_value());
 }
 
 // The bytes are never sent, and no other call waits for them.
@@ -165,12 +158,12 @@ TEST(HostileTransfers, ATransferThatNeverComesHoldsBackOnlyItsCall) {
   const auto error = error_of([&] {
     const AddedSections added(with_devices(section));
     static_cast<void>(
-        stitch::rpc_sync<size>({.to = "worker1", .timeout = std::chrono::milliseconds(300)},
-                               std::vector{at::Tensor(), at::ones(2), at::Tensor(), at::Tensor()}));
+        rpc_sync<size>({.to = "worker1", .timeout = std::chrono::milliseconds(300)},
+                       std::vector{at::Tensor(), at::ones(2), at::Tensor(), at::Tensor()}));
   });
   EXPECT_EQ(error.code(), ErrorCode::timeout) << error.what();
   EXPECT_EQ(cluster[2].rpc_sync<size>("worker1", std::vector{at::ones(2)}), 1);
-  EXPECT_EQ(stitch::rpc_sync<size>("worker1", std::vector{at::ones(2)}), 1);
+  EXPECT_EQ(rpc_sync<size>("worker1", std::vector{at::ones(2)}), 1);
   // What worker 1 waits for ends with the life of worker 0.
   EXPECT_EQ(cluster[1].debug_info().at("gpu.transfers_receiving"), 2);
   cluster[0].shutdown({.graceful = false});

@@ -6,8 +6,7 @@
 namespace stitch::transport::gpu::test::transfers_beside_test {
 namespace {
 
-using namespace std::chrono_literals;
-using stitch::testing::eventually;
+using namespace stitch::testing;
 
 // What the lane's stream for copies in gets from now on waits for the gate that is returned.
 int hold(TransfersWorld& world, std::size_t worker, int device) {

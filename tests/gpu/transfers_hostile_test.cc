@@ -1,8 +1,6 @@
 // Peers that send frames out of place, and what they leave behind. Frames are given to one end as
 // its peer's.
 
-#include <cstring>
-
 #include "stitch/transport/gpu/transfer_frames.h"
 #include "tests/gpu/transfers_world.h"
 #include "tests/support/plain_test.h"
@@ -10,8 +8,7 @@
 namespace stitch::transport::gpu::test::transfers_hostile_test {
 namespace {
 
-using stitch::testing::error_of;
-using stitch::testing::eventually;
+using namespace stitch::testing;
 
 // Whether worker `to` refuses a frame of the other.
 bool refused(TransfersWorld& world, const base::Bytes& frame, std::size_t to = 1) {

@@ -6,8 +6,7 @@
 namespace stitch::transport::gpu::test::transfers_retry_test {
 namespace {
 
-using namespace std::chrono_literals;
-using stitch::testing::eventually;
+using namespace stitch::testing;
 
 std::uint64_t failures(const TransfersWorld& world, std::size_t worker, std::size_t peer,
                        Path path) {

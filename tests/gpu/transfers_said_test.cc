@@ -8,8 +8,7 @@
 namespace stitch::transport::gpu::test::transfers_said_test {
 namespace {
 
-using namespace std::chrono_literals;
-using stitch::testing::eventually;
+using namespace stitch::testing;
 using Lines = std::vector<std::string>;
 
 // What worker 0 has said of worker 1 after transfers from its device `from` to device 1 there.

@@ -7,8 +7,7 @@
 namespace stitch::transport::gpu::test::transfers_stall_test {
 namespace {
 
-using namespace std::chrono_literals;
-using stitch::testing::eventually;
+using namespace stitch::testing;
 
 // What is launched by NCCL on that device begins when the gate is open.
 int hold(TransfersWorld& world, std::size_t worker, int device) {

@@ -1,16 +1,8 @@
 // Each call of CUDA and NCCL fails once, the first, the second, and so on, while a path is opened
 // and used: every transfer ends, the same way at both ends, and the ones that follow arrive.
 
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <chrono>
-#include <memory>
-#include <span>
-#include <string>
-#include <vector>
-
 #include "tests/gpu/transfers_world.h"
+#include "tests/support/plain_test.h"
 
 namespace stitch::transport::gpu::test::transfers_sweep_test {
 namespace {

@@ -1,8 +1,6 @@
 // Device transfers over the double of CUDA and NCCL: each path, its failures, and what follows.
 
-#include <cstring>
 #include <future>
-#include <iterator>
 
 #include "stitch/transport/gpu/transfer_frames.h"
 #include "tests/gpu/transfers_world.h"
@@ -11,7 +9,8 @@
 namespace stitch::transport::gpu::test::transfers_test {
 namespace {
 
-using namespace std::chrono_literals;
+using namespace stitch::testing;
+
 TEST(Transfers, BytesGoByStagingWhereThereIsNoOtherPath) {
   TransfersWorld world({.adjust = without_nccl});
   world.expect_arrival(0, 0, 1, 1, 1, 'a');
@@ -65,7 +64,7 @@ TEST(Transfers, CommunicatorsThatAreNotUsedMakeRoomForOthers) {
       EXPECT_LE(world.gpu.open_communicators(0), 3U);  // one may not be aborted yet
     }
   }
-  EXPECT_TRUE(stitch::testing::eventually([&] { return world.gpu.open_communicators() == 4; }));
+  EXPECT_TRUE(eventually([&] { return world.gpu.open_communicators() == 4; }));
   EXPECT_EQ(world.transfers[0]->counters().communicators, (std::map<int, std::size_t>{{0, 2}}));
   for (const auto& transfers : world.transfers) EXPECT_EQ(transfers->counters().breaks, 0U);
   EXPECT_EQ(world.transfers[0]->counters().paused, 0U);
@@ -89,11 +88,9 @@ TEST(Transfers, CommunicatorsInUseAreNotClosed) {
     world.lanes(to)->lane(1).post([gone] { gone.wait(); });
     begun.push_back(world.start(0, 0, to, 1, 5000, 'a'));
   }
-  ASSERT_TRUE(
-      stitch::testing::eventually([&] { return world.gpu.calls("nccl_send") == sends + 2; }));
+  ASSERT_TRUE(eventually([&] { return world.gpu.calls("nccl_send") == sends + 2; }));
   for (int i = 0; i < 3; ++i) world.expect_arrival(0, 0, 3, 1, 5000, 'b');
-  EXPECT_TRUE(stitch::testing::eventually(
-      [&] { return world.count(0, 3, Path::staging, true).messages == 3U; }));
+  EXPECT_TRUE(eventually([&] { return world.count(0, 3, Path::staging, true).messages == 3U; }));
   EXPECT_EQ(world.transfers[0]->counters().breaks, 0U);
   go.set_value();
   for (const auto& transfer : begun) world.wait(*transfer);
@@ -127,8 +124,7 @@ TEST(Transfers, ACancelThatCrossesTheEndLeavesNothingBehind) {
   finished.id = kEnded;
   finished.failed = 1;
   world.transfers[0]->on_frame(1, encode(finished).span());
-  EXPECT_TRUE(
-      stitch::testing::eventually([&] { return world.transfers[1]->counters().incoming == 0; }));
+  EXPECT_TRUE(eventually([&] { return world.transfers[1]->counters().incoming == 0; }));
 }
 
 TEST(Transfers, NothingIsReadBeforeItsEventHasHappened) {
@@ -182,7 +178,7 @@ TEST(Transfers, AreUnderWayAtTheirSourceUntilTheirDestinationHasDealtWithThem) {
     world.await_path(0, 0, 1, to_device, path);
     world.keep_acknowledgments = true;
     const auto transfer = world.start(0, 0, 1, to_device, 5000, 'a');
-    ASSERT_TRUE(stitch::testing::eventually([&] { return transfer->received == 1; }));
+    ASSERT_TRUE(eventually([&] { return transfer->received == 1; }));
     // What the destination sends, and what the source then calls, keeps its order: once a later
     // transfer has ended at its source, this one would have, too.
     world.keep_acknowledgments = false;
@@ -220,13 +216,13 @@ TEST(Transfers, ALostPeerFailsItsTransfersAndNoOthers) {
   const auto lost = world.start(0, 0, 1, 1, 5000, 'a', gate);
   const auto back = world.start(1, 1, 0, 0, 5000, 'b', gate);
   world.lose(1);
-  ASSERT_TRUE(stitch::testing::eventually([&] { return lost->sent == 1 && back->sent == 1; }));
+  ASSERT_TRUE(eventually([&] { return lost->sent == 1 && back->sent == 1; }));
   EXPECT_EQ(lost->send_error->code(), ErrorCode::disconnected);
   EXPECT_EQ(back->send_error->code(), ErrorCode::disconnected);
   world.gpu.open_gate(gate);
   world.await_path(0, 0, 2, 2, Path::nccl);
   const auto after = world.start(0, 0, 1, 1, 0, 'c');
-  ASSERT_TRUE(stitch::testing::eventually([&] { return after->sent == 1; }));
+  ASSERT_TRUE(eventually([&] { return after->sent == 1; }));
   EXPECT_EQ(after->send_error->code(), ErrorCode::disconnected);
 }
 
@@ -298,8 +294,7 @@ TEST(Transfers, ACtsThatDoesNotComeBreaksThePairAndHoldsNothingBack) {
   const auto other = world.start(0, 0, 2, 2, 5000, 'b');
   world.wait(*other);
   world.expect_bytes(*other);
-  ASSERT_TRUE(
-      stitch::testing::eventually([&] { return world.transfers[0]->counters().breaks > 0; }));
+  ASSERT_TRUE(eventually([&] { return world.transfers[0]->counters().breaks > 0; }));
   world.network->resume(1);
   world.wait(*late);
   world.expect_bytes(*late);
@@ -308,8 +303,7 @@ TEST(Transfers, ACtsThatDoesNotComeBreaksThePairAndHoldsNothingBack) {
 TEST(Transfers, FramesThatNoCorrectPeerSendsAreRefused) {
   TransfersWorld world({.adjust = without_nccl});
   const auto refused = [&](const base::Bytes& frame) {
-    const Error error =
-        stitch::testing::error_of([&] { world.transfers[1]->on_frame(0, frame.span()); });
+    const Error error = error_of([&] { world.transfers[1]->on_frame(0, frame.span()); });
     return error.code() == ErrorCode::protocol;
   };
   EXPECT_TRUE(refused(encode(CommOpenFrame{{0, 1, 1}, 22809, 4096, {}}))) << "before HELLO";
@@ -379,7 +373,7 @@ TEST(Transfers, ShutdownWaitsForWhatIsUnderWay) {
   EXPECT_EQ(transfer->sent, 1);
   EXPECT_FALSE(transfer->send_error);
   const auto late = world.start(0, 0, 1, 1, 0, 'b');
-  ASSERT_TRUE(stitch::testing::eventually([&] { return late->sent == 1; }));
+  ASSERT_TRUE(eventually([&] { return late->sent == 1; }));
   EXPECT_EQ(late->send_error->code(), ErrorCode::shutting_down);
 }
 

@@ -6,20 +6,11 @@
 namespace chaos_test {
 namespace {
 
-using namespace std::chrono_literals;
-using stitch::testing::RunningCommand;
+using namespace stitch::testing;
 
-struct Outcome {
-  int status;
-  std::string out;
-  std::string err;
-};
-
-Outcome run(std::vector<std::string> words, std::chrono::seconds limit = 240s) {
+CommandResult run(std::vector<std::string> words) {
   words.insert(words.begin(), STITCH_RELIABILITY);
-  RunningCommand command(words, limit);
-  const int status = command.wait();
-  return {status, command.out(), command.err()};
+  return run_command(words, 240s);
 }
 
 // The number at the end of the line that begins with `label`; -1 when there is none.
@@ -33,8 +24,8 @@ long number_after(const std::string& table, const std::string& label) {
 }
 
 TEST(Chaos, NothingIsLostRunTwiceOrHungWhileWorkersAreKilledStoppedPartitionedAndRestarted) {
-  const Outcome outcome = run({"chaos", "--processes", "4", "--duration", "24s", "--seed", "8",
-                               "--slack", "20s", "--verbose", "yes"});
+  const auto outcome = run({"chaos", "--processes", "4", "--duration", "24s", "--seed", "8",
+                            "--slack", "20s", "--verbose", "yes"});
   EXPECT_EQ(outcome.status, 0) << outcome.out << outcome.err;
   for (const char* none :
        {"lost (no outcome)", "executed twice", "hung (no outcome in time)",
@@ -49,24 +40,23 @@ TEST(Chaos, NothingIsLostRunTwiceOrHungWhileWorkersAreKilledStoppedPartitionedAn
 }
 
 TEST(Chaos, ConnectionsThatBreakAllTheTimeLoseNothing) {
-  const Outcome outcome = run({"chaos", "--processes", "3", "--duration", "8s", "--every", "0s",
-                               "--fault", "drop=0.001,duplicate=0.001", "--slack", "20s"});
+  const auto outcome = run({"chaos", "--processes", "3", "--duration", "8s", "--every", "0s",
+                            "--fault", "drop=0.001,duplicate=0.001", "--slack", "20s"});
   EXPECT_EQ(outcome.status, 0) << outcome.out << outcome.err;
   for (const char* some : {"ok", "connections replaced, as both ends count"})
     EXPECT_GT(number_after(outcome.out, some), 0) << some << '\n' << outcome.out;
 }
 
 TEST(Detection, SeesAKillAStopAndAPartition) {
-  const Outcome outcome = run({"detection", "--trials", "1"});
+  const auto outcome = run({"detection", "--trials", "1"});
   EXPECT_EQ(outcome.status, 0) << outcome.out << outcome.err;
   for (const char* kind : {"kill", "stop", "partition"}) {
-    EXPECT_NE(outcome.out.find(std::string(kind) + ": a pending call fails"), std::string::npos)
-        << outcome.out;
+    EXPECT_TRUE(contains(outcome.out, std::string(kind) + ": a pending call fails")) << outcome.out;
   }
 }
 
 TEST(Neighbours, GoOnBesideThousandsOfHalfOpenConnectionsAndAPeerThatReadsNothing) {
-  const Outcome outcome = run({"neighbours", "--connections", "5000", "--seconds", "4"});
+  const auto outcome = run({"neighbours", "--connections", "5000", "--seconds", "4"});
   EXPECT_EQ(outcome.status, 0) << outcome.out << outcome.err;
   std::printf("%s", outcome.out.c_str());
 }
@@ -79,9 +69,9 @@ TEST(StitchReliability, RefusesWhatItDoesNotKnow) {
            {{"chaos", "--events", "rain"}, "event \"rain\" is unknown"},
            {{"chaos", "--work", "rest"}, "work \"rest\" is unknown"},
            {{"detection", "--kinds", "rain"}, "kind \"rain\" is unknown"}}) {
-    const Outcome outcome = run(words);
+    const auto outcome = run(words);
     EXPECT_EQ(outcome.status, 2);
-    EXPECT_NE(outcome.err.find(text), std::string::npos) << outcome.err;
+    EXPECT_TRUE(contains(outcome.err, text)) << outcome.err;
   }
 }
 

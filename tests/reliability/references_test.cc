@@ -10,13 +10,7 @@
 namespace references_test {
 namespace {
 
-using namespace std::chrono_literals;
-using stitch::Error;
-using stitch::ErrorCode;
-using stitch::Options;
-using stitch::RRef;
-using stitch::Worker;
-using stitch::testing::ForkedWorld;
+using namespace stitch::testing;
 using Clock = std::chrono::steady_clock;
 
 constexpr int kWorkers = 3;
@@ -39,7 +33,7 @@ std::vector<RRef<Counted>> held;
 RRef<Counted> hold() {
   const std::lock_guard lock(held_mutex);
   for (const char* owner : {"worker0", "worker1"}) {
-    for (int i = 0; i < kObjects; ++i) held.push_back(stitch::remote<Counted>(owner));
+    for (int i = 0; i < kObjects; ++i) held.push_back(remote<Counted>(owner));
   }
   for (const auto& each : held) each.when_created().get();
   return held.back();
@@ -113,6 +107,9 @@ int outlive_an_owner(Worker& self) {
   const auto object = self.remote<Counted>("worker2");
   const auto number = self.remote<plus_one>("worker2", 1);
   object.rpc_sync<&Counted::add>(1);
+  // Of others, which the worker that dies holds, too.
+  const auto elsewhere = self.remote<Counted>("worker1"), mine = self.remote<Counted>("worker0");
+  for (const auto& others : {elsewhere, mine}) self.rpc_sync<keep>("worker2", others);
   const std::uint64_t epoch = object.owner().epoch;
   const auto pending = self.rpc_async<sleep_long>("worker2");
   const auto creating = self.remote<sleep_long>("worker2");
@@ -136,6 +133,8 @@ int outlive_an_owner(Worker& self) {
   for (int round = 0; round < 2; ++round) {
     for (const auto& [what, call] : uses) failures += fails_by_name(what, epoch, call) ? 0 : 1;
   }
+  for (const auto& others : {elsewhere, mine})
+    failures += others.rpc_sync<&Counted::add>(5) == 5 ? 0 : 1;
   return failures;
 }
 

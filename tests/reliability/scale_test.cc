@@ -18,7 +18,7 @@ void expect_whole(const std::vector<std::string>& arguments, std::chrono::second
 
 TEST(Scale, Of64ProcessesMeetsAndLosesEleven) { expect_whole({"64"}, 120s); }
 
-TEST(LargeScale, Of128ProcessesMeetsAndLosesEleven) { expect_whole({"128"}, 300s); }
+TEST(LargeScale, Of256ProcessesMeetsAndLosesEleven) { expect_whole({"256"}, 300s); }
 
 TEST(LargeScale, Of128ProcessesDoesSoWhileTheHostIsBusy) { expect_whole({"128", "busy"}, 300s); }
 

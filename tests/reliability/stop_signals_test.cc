@@ -12,11 +12,7 @@
 namespace stop_signals_test {
 namespace {
 
-using namespace std::chrono_literals;
-using stitch::Options;
-using stitch::Worker;
-using stitch::testing::eventually;
-using stitch::testing::ForkedWorld;
+using namespace stitch::testing;
 
 int one() { return 1; }
 
@@ -59,7 +55,7 @@ TEST(StopSignals, AServerThatIsStoppedAloneWaitsNoLongerThanTheLimit) {
     return eventually([&] {
       try {
         return self.rpc_sync<one>("worker0") != 1;
-      } catch (const stitch::Error&) {
+      } catch (const Error&) {
         return true;
       }
     })
@@ -68,8 +64,8 @@ TEST(StopSignals, AServerThatIsStoppedAloneWaitsNoLongerThanTheLimit) {
   });
   const auto server = world.wait(0);
   EXPECT_EQ(server.status, 0);
-  EXPECT_NE(server.said.find("no shutdown was called within the time limit on worker \"worker1\""),
-            std::string::npos)
+  EXPECT_TRUE(
+      contains(server.said, "no shutdown was called within the time limit on worker \"worker1\""))
       << server.said;
   EXPECT_EQ(world.wait(1).status, 0);
 }
@@ -103,7 +99,7 @@ TEST(StopSignals, ASecondOneEndsTheProcess) {
 TEST(StopSignals, AreRefusedWhereTheProgramHandlesThemOrWasNotAsked) {
   ForkedWorld world(1, [](Options options) {
     ::signal(SIGTERM, [](int) {});
-    const auto refused = stitch::testing::error_of([&] {
+    const auto refused = error_of([&] {
       Options own = options;
       own.stop_on_signals = true;
       static_cast<void>(stitch::init(std::move(own)));
@@ -112,8 +108,8 @@ TEST(StopSignals, AreRefusedWhereTheProgramHandlesThemOrWasNotAsked) {
     return 0;
   });
   EXPECT_EQ(world.wait(0).said, "stop_on_signals: this program has its own handler of SIGTERM\n");
-  const auto without = stitch::testing::error_of([] { stitch::wait_for_stop(); });
-  EXPECT_EQ(without.code(), stitch::ErrorCode::invalid_argument);
+  const auto without = error_of([] { stitch::wait_for_stop(); });
+  EXPECT_EQ(without.code(), ErrorCode::invalid_argument);
   EXPECT_FALSE(stitch::stop_requested());
 }
 

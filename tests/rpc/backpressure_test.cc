@@ -1,5 +1,4 @@
 // The budget of calls to one peer: a thread that exceeds it waits, and nothing waits without end.
-#include <atomic>
 #include <numeric>
 #include <regex>
 
@@ -8,17 +7,7 @@
 namespace backpressure_test {  // its functions are registered under their full names
 namespace {
 
-using namespace std::chrono_literals;
-using stitch::Error;
-using stitch::ErrorCode;
-using stitch::Future;
-using stitch::testing::Cluster;
-using stitch::testing::error_of;
-using stitch::testing::eventually;
-using stitch::testing::Gate;
-using stitch::testing::has_text;
-using stitch::testing::kind_of;
-using stitch::testing::LoopbackFaults;
+using namespace stitch::testing;
 using stitch::transport::Fate;
 
 // ---- calls
@@ -51,14 +40,14 @@ STITCH_INLINE(stop_reading);
 
 // Ends, without a thread, once the test says so.
 stitch::base::Mutex later_mutex;
-std::vector<stitch::Promise<void>> later STITCH_GUARDED_BY(later_mutex);
+std::vector<Promise<void>> later STITCH_GUARDED_BY(later_mutex);
 std::size_t waiting_later() {
   const stitch::base::MutexLock lock(later_mutex);
   return later.size();
 }
 
 // Numbers of a peer are there once something was sent to it or came from it; all others always.
-std::int64_t number(stitch::Worker& worker, const std::string& name) {
+std::int64_t number(Worker& worker, const std::string& name) {
   const auto numbers = worker.debug_info();
   if (!name.starts_with("rpc.peer.")) return numbers.at(name);
   const auto found = numbers.find(name);
@@ -76,23 +65,20 @@ class Backpressure : public ::testing::Test {
 using BackpressureFaults = Backpressure;  // over loopback only
 
 // On a thread of the program.
-std::jthread call_from(stitch::Worker& worker, std::function<void()> calls) {
+std::jthread call_from(Worker& worker, std::function<void()> calls) {
   return std::jthread([&worker, calls = std::move(calls)] {
-    const stitch::WorkerScope scope(worker);
+    const WorkerScope scope(worker);
     calls();
   });
 }
 
 TEST_F(Backpressure, AThreadWhoseCallFindsTheBudgetFullWaitsItsTurn) {
-  Cluster cluster(2, [](stitch::Options& options) {
-    options.max_inflight_calls = 4;
-    options.num_threads = 1;
-  });
+  Cluster cluster(2, {.num_threads = 1, .max_inflight_calls = 4});
   std::vector<Future<int>> answers;
   std::atomic<int> made{0};
   {
     const auto caller = call_from(cluster[0], [&] {
-      for (; made < 20; ++made) answers.push_back(stitch::rpc_async<pass_gate>("worker1", +made));
+      for (; made < 20; ++made) answers.push_back(rpc_async<pass_gate>("worker1", +made));
     });
     EXPECT_TRUE(eventually([&] { return number(cluster[0], "rpc.calls_waiting") == 1; }));
     EXPECT_EQ(made, 4);
@@ -109,14 +95,14 @@ TEST_F(Backpressure, AThreadWhoseCallFindsTheBudgetFullWaitsItsTurn) {
 }
 
 TEST_F(Backpressure, AThreadThatWaitsGoesOnOnceOneWayCallsAreHandled) {
-  Cluster cluster(2, [](stitch::Options& options) { options.max_inflight_bytes = 1 << 20; });
+  Cluster cluster(2, {.max_inflight_bytes = 1 << 20});
   const auto first = cluster[0].rpc_async<pass_gate>("worker1", 1);
   const auto large = at::ones({(1 << 20) - 3000}, at::kByte);
   std::atomic<std::int64_t> received{0};
   const auto caller =
-      call_from(cluster[0], [&] { received = stitch::rpc_sync<elements>("worker1", large); });
+      call_from(cluster[0], [&] { received = rpc_sync<elements>("worker1", large); });
   EXPECT_TRUE(eventually([&] { return number(cluster[0], "rpc.calls_waiting") == 1; }));
-  const stitch::Promise<void> now;
+  const Promise<void> now;
   now.future().on_ready([&] { cluster[0].notify<count_run>("worker1"); });  // it waits for no room
   now.set_value();
   EXPECT_TRUE(eventually([] { return runs == 1; }));
@@ -134,15 +120,12 @@ TEST_F(Backpressure, ACallCountsAtItsCalleeUntilItsFunctionEndsAlsoAfterItsDeadl
 }
 
 TEST_F(Backpressure, BarriersDoNotWaitBehindCalls) {
-  Cluster cluster(2, [](stitch::Options& options) {
-    options.max_inflight_calls = 4;
-    options.num_threads = 1;
-  });
+  Cluster cluster(2, {.num_threads = 1, .max_inflight_calls = 4});
   std::vector<Future<int>> answers;
-  for (int i = 0; i < 4; ++i) answers.push_back(stitch::rpc_async<pass_gate>("worker1", i));
+  for (int i = 0; i < 4; ++i) answers.push_back(rpc_async<pass_gate>("worker1", i));
   std::map<std::string, int> values;
   {
-    const auto waits = call_from(cluster[0], [] { stitch::rpc_sync<pass_gate>("worker1", 4); });
+    const auto waits = call_from(cluster[0], [] { rpc_sync<pass_gate>("worker1", 4); });
     EXPECT_TRUE(eventually([&] { return number(cluster[0], "rpc.calls_waiting") == 1; }));
     const auto other = call_from(cluster[1], [&] {
       cluster[1].barrier();
@@ -159,27 +142,26 @@ TEST_F(Backpressure, BarriersDoNotWaitBehindCalls) {
 }
 
 TEST_F(Backpressure, ACallWhoseDeadlinePassesWhileItWaitsIsNotSent) {
-  Cluster cluster(2, [](stitch::Options& options) { options.max_inflight_calls = 2; });
-  const auto first = stitch::rpc_async<pass_gate>("worker1", 1);
-  const auto second = stitch::rpc_async<pass_gate>("worker1", 2);
+  Cluster cluster(2, {.max_inflight_calls = 2});
+  const auto first = rpc_async<pass_gate>("worker1", 1);
+  const auto second = rpc_async<pass_gate>("worker1", 2);
   const auto sent = number(cluster[0], "rpc.messages_sent");
-  const Error late =
-      error_of([] { stitch::rpc_sync<count_run>({.to = "worker1", .timeout = 500ms}); });
+  const Error late = error_of([] { rpc_sync<count_run>({.to = "worker1", .timeout = 500ms}); });
   EXPECT_TRUE(has_text(late, ErrorCode::timeout, "; the request waits for room"));
   EXPECT_EQ(number(cluster[0], "rpc.calls_waiting"), 0);
   EXPECT_EQ(number(cluster[0], "rpc.messages_sent"), sent);
   gate.open();
   EXPECT_EQ(first.get() + second.get(), 3);
-  EXPECT_EQ(stitch::rpc_sync<count_run>("worker1"), 3);
+  EXPECT_EQ(rpc_sync<count_run>("worker1"), 3);
 }
 
 TEST_F(Backpressure, AThreadThatWaitsGoesOnWhenThePeerIsLost) {
-  Cluster cluster(2, [](stitch::Options& options) { options.max_inflight_calls = 1; });
-  const auto first = stitch::rpc_async<pass_gate>("worker1", 1);
+  Cluster cluster(2, {.max_inflight_calls = 1});
+  const auto first = rpc_async<pass_gate>("worker1", 1);
   Error error;
   {
     const auto waits = call_from(cluster[0], [&] {
-      error = error_of([] { stitch::rpc_sync<count_run>({.to = "worker1", .timeout = 0s}); });
+      error = error_of([] { rpc_sync<count_run>({.to = "worker1", .timeout = 0s}); });
     });
     EXPECT_TRUE(eventually([&] { return number(cluster[0], "rpc.calls_waiting") == 1; }));
     cluster[0].agent()->peers().give_up(cluster[1].info(),
@@ -194,14 +176,14 @@ TEST_F(Backpressure, AThreadThatWaitsGoesOnWhenThePeerIsLost) {
 // ---- limits of both sides
 
 TEST_F(Backpressure, TheSmallerLimitOfBothSidesHolds) {
-  Cluster cluster(2, [](stitch::Options& options) {
+  Cluster cluster(2, [](Options& options) {
     options.num_threads = 1;
     if (options.rank == 1) options.max_inflight_calls = 2;
   });
   std::atomic<int> made{0};
   {
     const auto caller = call_from(cluster[0], [&] {
-      for (; made < 50; ++made) stitch::notify<pass_gate>("worker1", +made);
+      for (; made < 50; ++made) notify<pass_gate>("worker1", +made);
     });
     EXPECT_TRUE(eventually([&] { return number(cluster[0], "rpc.calls_waiting") == 1; }));
     EXPECT_EQ(made, 2);
@@ -216,37 +198,37 @@ std::int64_t length_of(const std::string& text) { return static_cast<std::int64_
 std::string text_of(std::size_t bytes) { return std::string(bytes, 'x'); }
 
 TEST_F(Backpressure, FramesLongerThanTheReceiverTakesAreRefusedByTheirSender) {
-  Cluster cluster(2, [](stitch::Options& options) {
+  Cluster cluster(2, [](Options& options) {
     if (options.rank == 1) options.max_frame_bytes = 8192;
   });
   const char* const limit = "exceeds max_frame_bytes 8192";
   for (const std::size_t bytes : {std::size_t{100} << 10, std::size_t{20} << 20}) {
     const std::string text(bytes, 'x');
-    EXPECT_TRUE(has_text(error_of([&] { stitch::rpc_sync<length_of>("worker1", text); }),
+    EXPECT_TRUE(has_text(error_of([&] { rpc_sync<length_of>("worker1", text); }),
                          ErrorCode::out_of_range, limit));
-    EXPECT_TRUE(has_text(error_of([&] { stitch::notify<length_of>("worker1", text); }),
+    EXPECT_TRUE(has_text(error_of([&] { notify<length_of>("worker1", text); }),
                          ErrorCode::out_of_range, limit));
     EXPECT_TRUE(has_text(error_of([&] { cluster[1].rpc_sync<text_of>("worker0", bytes); }),
                          ErrorCode::out_of_range, limit));
   }
-  EXPECT_EQ(stitch::rpc_sync<length_of>("worker1", std::string(1000, 'x')), 1000);
+  EXPECT_EQ(rpc_sync<length_of>("worker1", std::string(1000, 'x')), 1000);
   EXPECT_TRUE(eventually([&] { return number(cluster[0], "rpc.peer.worker1.calls_sent") == 0; }));
 }
 
 // ---- calls of handlers
 
 TEST_F(Backpressure, WhoAsksForItIsRefusedAtOnce) {
-  Cluster cluster(2, [](stitch::Options& options) { options.max_inflight_calls = 1; });
-  const auto first = stitch::rpc_async<pass_gate>("worker1", 1);
-  const stitch::TargetOptions refusing{.to = "worker1", .when_full = stitch::WhenFull::refuse};
-  EXPECT_TRUE(has_text(error_of([&] { stitch::rpc_sync<count_run>(refusing); }),
-                       ErrorCode::overloaded, "was not made: 1 calls of "));
-  EXPECT_TRUE(has_text(error_of([&] { stitch::notify<count_run>(refusing); }),
-                       ErrorCode::overloaded, "one-way call "));
+  Cluster cluster(2, {.max_inflight_calls = 1});
+  const auto first = rpc_async<pass_gate>("worker1", 1);
+  const TargetOptions refusing{.to = "worker1", .when_full = stitch::WhenFull::refuse};
+  EXPECT_TRUE(has_text(error_of([&] { rpc_sync<count_run>(refusing); }), ErrorCode::overloaded,
+                       "was not made: 1 calls of "));
+  EXPECT_TRUE(has_text(error_of([&] { notify<count_run>(refusing); }), ErrorCode::overloaded,
+                       "one-way call "));
   gate.open();
   EXPECT_EQ(first.get(), 1);
   EXPECT_TRUE(eventually([&] { return number(cluster[0], "rpc.peer.worker1.calls_sent") == 0; }));
-  EXPECT_EQ(stitch::rpc_sync<count_run>(refusing), 2);
+  EXPECT_EQ(rpc_sync<count_run>(refusing), 2);
 }
 
 // Each of the calls of either side needs a further one of the other side.
@@ -254,23 +236,19 @@ Future<int> ask_back(int depth) {
   const std::string other =
       stitch::rpc::current_agent()->name() == "worker0" ? "worker1" : "worker0";
   if (depth == 0) co_return 1;
-  co_return 1 + co_await stitch::rpc_async<ask_back>(other, depth - 1);
+  co_return 1 + co_await rpc_async<ask_back>(other, depth - 1);
 }
 
 TEST_F(Backpressure, TwoWorkersThatFloodEachOtherFinish) {
-  Cluster cluster(2, [](stitch::Options& options) {
-    options.max_inflight_calls = 64;
-    options.max_inflight_bytes = 1 << 20;
-    options.num_threads = 1;
-  });
+  Cluster cluster(2, {.num_threads = 1, .max_inflight_bytes = 1 << 20, .max_inflight_calls = 64});
   std::vector<std::thread> callers;
   std::atomic<int> good{0};
   for (int rank = 0; rank < 2; ++rank) {
     callers.emplace_back([&, rank] {
-      const stitch::WorkerScope scope(cluster[rank]);
+      const WorkerScope scope(cluster[rank]);
       std::vector<Future<int>> answers;
       const std::string other = "worker" + std::to_string(1 - rank);
-      for (int i = 0; i < 2'000; ++i) answers.push_back(stitch::rpc_async<ask_back>(other, 1));
+      for (int i = 0; i < 2'000; ++i) answers.push_back(rpc_async<ask_back>(other, 1));
       for (auto& answer : answers) good += answer.get() == 2 ? 1 : 0;
     });
   }
@@ -280,24 +258,20 @@ TEST_F(Backpressure, TwoWorkersThatFloodEachOtherFinish) {
 
 // None of them waits for another one, which may wait for it.
 TEST_F(Backpressure, CallsOfHandlersBeyondFourBudgetsFail) {
-  Cluster cluster(2, [](stitch::Options& options) { options.max_inflight_calls = 4; });
-  const stitch::TargetOptions to{.to = "worker1", .timeout = 0s};
-  EXPECT_EQ(stitch::rpc_sync<ask_back>(to, 20), 21);
-  EXPECT_TRUE(has_text(error_of([&] { stitch::rpc_sync<ask_back>(to, 100); }),
-                       ErrorCode::remote_exception, "was not made: 16 calls of "));
+  Cluster cluster(2, {.max_inflight_calls = 4});
+  const TargetOptions to{.to = "worker1", .timeout = 0s};
+  EXPECT_EQ(rpc_sync<ask_back>(to, 20), 21);
+  EXPECT_TRUE(has_text(error_of([&] { rpc_sync<ask_back>(to, 100); }), ErrorCode::remote_exception,
+                       "was not made: 16 calls of "));
 }
 
 TEST_F(Backpressure, OneWayCallsWaitUntilTheirReceiverHasHandledOthers) {
-  Cluster cluster(2, [](stitch::Options& options) {
-    options.max_inflight_calls = 64;
-    options.max_inflight_bytes = 512 << 10;
-    options.num_threads = 1;
-  });
+  Cluster cluster(2, {.num_threads = 1, .max_inflight_bytes = 512 << 10, .max_inflight_calls = 64});
   std::atomic<int> made{0};
   std::thread caller([&] {
-    const stitch::WorkerScope scope(cluster[0]);
+    const WorkerScope scope(cluster[0]);
     for (int i = 0; i < 1'000; ++i) {
-      stitch::notify<pass_gate>("worker1", i);
+      notify<pass_gate>("worker1", i);
       ++made;
     }
   });
@@ -312,16 +286,13 @@ TEST_F(Backpressure, OneWayCallsWaitUntilTheirReceiverHasHandledOthers) {
 
 // Behind a reader that does not read, more than a ring holds.
 TEST_F(Backpressure, ALargeRequestThatIsCancelledWhileItWaitsIsNotWritten) {
-  Cluster cluster(2, [](stitch::Options& options) {
-    options.transports = {"shm"};
-    options.heartbeat_timeout = 60s;
-  });
+  Cluster cluster(2, {.heartbeat_timeout = 60s, .transports = {"shm"}});
   const auto large = at::zeros({8 << 20});
-  const auto waiting = stitch::rpc_async<stop_reading>("worker1");
+  const auto waiting = rpc_async<stop_reading>("worker1");
   ASSERT_TRUE(gate.wait_for_arrival());
-  const auto under_way = stitch::rpc_async<elements>("worker1", large);
-  auto cancelled = stitch::rpc_async<elements>("worker1", large);
-  const auto late = stitch::rpc_async<elements>({.to = "worker1", .timeout = 500ms}, large);
+  const auto under_way = rpc_async<elements>("worker1", large);
+  auto cancelled = rpc_async<elements>("worker1", large);
+  const auto late = rpc_async<elements>({.to = "worker1", .timeout = 500ms}, large);
   EXPECT_EQ(number(cluster[0], "rpc.calls_waiting"), 2);
   cancelled.cancel();
   EXPECT_EQ(error_of([&] { static_cast<void>(late.get()); }).code(), ErrorCode::timeout);
@@ -335,8 +306,8 @@ TEST_F(Backpressure, ALargeRequestThatIsCancelledWhileItWaitsIsNotWritten) {
 }
 
 TEST_F(BackpressureFaults, ACallThatIsOverBeforeItsTurnFreesItsMessage) {
-  Cluster cluster(2, [](stitch::Options& options) { options.num_threads = 1; });
-  const auto running_one = stitch::rpc_async<pass_gate>("worker1", 1);
+  Cluster cluster(2, {.num_threads = 1});
+  const auto running_one = rpc_async<pass_gate>("worker1", 1);
   ASSERT_TRUE(gate.wait_for_arrival());
   {
     const LoopbackFaults faults(  // its caller cannot cancel it
@@ -345,8 +316,7 @@ TEST_F(BackpressureFaults, ACallThatIsOverBeforeItsTurnFreesItsMessage) {
           fate.drop = kind_of(message) == stitch::rpc::wire::kCancel;
           return fate;
         });
-    const auto late =
-        stitch::rpc_async<elements>({.to = "worker1", .timeout = 1s}, at::zeros({1 << 20}));
+    const auto late = rpc_async<elements>({.to = "worker1", .timeout = 1s}, at::zeros({1 << 20}));
     EXPECT_TRUE(eventually([&] { return number(cluster[1], "rpc.incoming_bytes") > 1 << 20; }));
     EXPECT_EQ(error_of([&] { static_cast<void>(late.get()); }).code(), ErrorCode::timeout);
     EXPECT_TRUE(eventually([&] { return number(cluster[1], "rpc.incoming_bytes") < 1 << 20; }))
@@ -361,17 +331,15 @@ TEST_F(BackpressureFaults, ACallThatIsOverBeforeItsTurnFreesItsMessage) {
 
 // The caller's only reader stands still.
 TEST_F(Backpressure, HandlersWaitWhileTheirCallerDoesNotReadAnswers) {
-  Cluster cluster(2, [](stitch::Options& options) {
-    options.transports = {"shm"};
-    options.heartbeat_timeout = 60s;
-    options.max_inflight_bytes = 64 << 20;
-    options.num_threads = 2;
-  });
+  Cluster cluster(2, {.heartbeat_timeout = 60s,
+                      .num_threads = 2,
+                      .transports = {"shm"},
+                      .max_inflight_bytes = 64 << 20});
   auto standing = cluster[1].rpc_async<stop_reading>("worker0");
   ASSERT_TRUE(gate.wait_for_arrival());
   std::vector<Future<std::string>> answers;
   for (int i = 0; i < 100; ++i)
-    answers.push_back(stitch::rpc_async<text_of>("worker1", std::size_t{1} << 20));
+    answers.push_back(rpc_async<text_of>("worker1", std::size_t{1} << 20));
   const auto unwritten = [&] {
     return number(cluster[1], "rpc.peer.worker0.replies_unwritten_bytes");
   };
@@ -397,19 +365,17 @@ Future<std::string> text_later(std::size_t bytes) {
 
 TEST_F(Backpressure, RepliesAreNeverHeldBackAndAllArrive) {
   constexpr int kCalls = 100;
-  Cluster cluster(2, [](stitch::Options& options) {
-    options.transports = {"shm"};
-    options.heartbeat_timeout = 60s;
-    options.max_inflight_bytes = 16 << 20;
-    options.num_threads = 2;
-  });
+  Cluster cluster(2, {.heartbeat_timeout = 60s,
+                      .num_threads = 2,
+                      .transports = {"shm"},
+                      .max_inflight_bytes = 16 << 20});
   std::vector<Future<std::string>> answers;
   for (int i = 0; i < kCalls; ++i)
-    answers.push_back(stitch::rpc_async<text_later>("worker1", std::size_t{1} << 20));
+    answers.push_back(rpc_async<text_later>("worker1", std::size_t{1} << 20));
   ASSERT_TRUE(eventually([] { return waiting_later() == kCalls; }));
   auto standing = cluster[1].rpc_async<stop_reading>("worker0");
   ASSERT_TRUE(gate.wait_for_arrival());
-  std::vector<stitch::Promise<void>> promises;
+  std::vector<Promise<void>> promises;
   {
     const stitch::base::MutexLock lock(later_mutex);
     promises.swap(later);
@@ -419,7 +385,7 @@ TEST_F(Backpressure, RepliesAreNeverHeldBackAndAllArrive) {
     return number(cluster[1], "rpc.peer.worker0.replies_unwritten_bytes");
   };
   EXPECT_TRUE(eventually([&] { return unwritten() > 48 << 20; })) << unwritten();
-  const auto begun = stitch::rpc_async<count_run>("worker1");  // is not begun
+  const auto begun = rpc_async<count_run>("worker1");  // is not begun
   std::this_thread::sleep_for(50ms);
   EXPECT_EQ(runs, 0);
   gate.open();

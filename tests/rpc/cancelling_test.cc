@@ -10,15 +10,7 @@
 namespace cancelling_test {  // its functions are registered under their full names
 namespace {
 
-using namespace std::chrono_literals;
-using stitch::Error;
-using stitch::ErrorCode;
-using stitch::Future;
-using stitch::Options;
-using stitch::Promise;
-using stitch::testing::Cluster;
-using stitch::testing::eventually;
-using stitch::testing::resident_bytes;
+using namespace stitch::testing;
 
 // A variable of a coroutine, and whether it exists.
 class Variable {
@@ -136,7 +128,7 @@ TEST_F(Children, EndBeforeTheCoroutineThatAwaitsAllOfThem) {
         const Variable variable(exists_);
         std::vector<Future<int>> all;
         for (int i = 0; i < 3; ++i) all.push_back(child(variable));
-        co_await stitch::when_all(all);
+        co_await when_all(all);
         co_return 0;
       },
       3);
@@ -220,9 +212,9 @@ int block() {
 }
 
 TEST(Cancelling, DoesNotRunAFunctionThatWaitsForAThread) {
-  Cluster cluster(1, [](Options& options) { options.num_threads = 1; });
+  Cluster cluster(1, {.num_threads = 1});
   blocked = may_unblock = false;
-  const auto blocking = stitch::rpc_async<block>("worker0");
+  const auto blocking = rpc_async<block>("worker0");
   EXPECT_TRUE(eventually([] { return blocked.load(); }));
   std::atomic<int> runs{0};
   const Promise<std::unique_ptr<int>> promise;
@@ -235,7 +227,7 @@ TEST(Cancelling, DoesNotRunAFunctionThatWaitsForAThread) {
   may_unblock = true;
   blocking.get();
   // Behind it on the one thread there is.
-  stitch::make_ready(1).then([](int value) { return value; }).get();
+  make_ready(1).then([](int value) { return value; }).get();
   EXPECT_EQ(runs, 0);
   EXPECT_NE(promise.future().get(), nullptr) << "and takes nothing from others";
 }
@@ -253,13 +245,13 @@ TEST(Cancelling, OfARaceReachesAllAndItsEndNone) {
       const Variable variable(exists);
       if (of_two_types) {
         const auto text = [](int) { return std::string("text"); };
-        co_await stitch::when_any(a.future(), b.future().then(text));
+        co_await when_any(a.future(), b.future().then(text));
       } else {
-        co_await stitch::when_any(a.future(), b.future());
+        co_await when_any(a.future(), b.future());
       }
       co_return 1;
     };
-    const auto won = stitch::when_any(a.future(), stitch::make_ready(1));
+    const auto won = when_any(a.future(), make_ready(1));
     EXPECT_EQ(won.get().second, 1);
     won.cancel();
     EXPECT_EQ(asked, 0) << "the others go on";
@@ -274,8 +266,8 @@ TEST(Cancelling, AFinishedRaceLeavesNothingWithItsLosers) {
   const Promise<int> loser;
   const auto before = loser.shared_state().use_count();
   for (int i = 0; i < 100; ++i) {
-    static_cast<void>(stitch::when_any(loser.future(), stitch::make_ready(i)).get());
-    static_cast<void>(stitch::when_any(stitch::make_ready(1.5), loser.future()).get());
+    static_cast<void>(when_any(loser.future(), make_ready(i)).get());
+    static_cast<void>(when_any(make_ready(1.5), loser.future()).get());
   }
   EXPECT_EQ(loser.shared_state().use_count(), before);
   EXPECT_TRUE(loser.set_value(1));
@@ -284,7 +276,7 @@ TEST(Cancelling, AFinishedRaceLeavesNothingWithItsLosers) {
 // The second of two that complete at one moment keeps its value.
 TEST(Cancelling, ARaceTakesOneValue) {
   const Promise<std::unique_ptr<int>> a, b;
-  const auto any = stitch::when_any(a.future(), b.future());
+  const auto any = when_any(a.future(), b.future());
   a.set_value(std::make_unique<int>(1));
   b.set_value(std::make_unique<int>(2));
   EXPECT_EQ(*any.get().second, 1);
@@ -328,8 +320,7 @@ TEST(Callbacks, ThatThrowAreCountedAndDropped) {
 // ---- depth and number
 
 #ifdef __OPTIMIZE__
-constexpr bool kLargeFrames =
-    stitch::testing::kAddressSanitizer || stitch::testing::kThreadSanitizer;
+constexpr bool kLargeFrames = kAddressSanitizer || kThreadSanitizer;
 #else
 constexpr bool kLargeFrames = true;
 #endif
@@ -339,7 +330,7 @@ struct Nest {
   explicit Nest(std::size_t depth) : gates(depth + 1) {}
   Future<int> enter(std::size_t depth) {
     co_await gates[depth].future();
-    const std::stop_token own = stitch::current_stop_token();
+    const std::stop_token own = current_stop_token();
     if (depth == 0) {
       token = own;
       co_return co_await innermost.future();
@@ -397,7 +388,7 @@ struct Loop {
   Future<void> step() {
     co_await next.future();
     next = Promise<void>();
-    if (stitch::current_stop_token().stop_requested()) ++stopped;
+    if (current_stop_token().stop_requested()) ++stopped;
     if (++rounds < kRounds) static_cast<void>(step());
   }
   static constexpr int kRounds = 200'000;
@@ -415,7 +406,7 @@ TEST(Coroutines, ThatStartTheirSuccessorsLeaveNothingBehind) {
     run_to(1000);
     const auto before = resident_bytes();
     run_to(Loop::kRounds);
-    if (!stitch::testing::kAddressSanitizer) {
+    if (!kAddressSanitizer) {
       EXPECT_LT(resident_bytes(), before + (4 << 20)) << "20 bytes for each";
     }
     EXPECT_EQ(loop.stopped, 0);

@@ -7,18 +7,9 @@
 namespace deadlines_test {  // its functions are registered under their full names
 namespace {
 
-using namespace std::chrono_literals;
-using stitch::Error;
-using stitch::ErrorCode;
-using stitch::Future;
+using namespace stitch::testing;
 using stitch::rpc::DeadlineHeap;
 using stitch::rpc::DeadlineWatch;
-using stitch::testing::Cluster;
-using stitch::testing::error_of;
-using stitch::testing::eventually;
-using stitch::testing::Gate;
-using stitch::testing::kind_of;
-using stitch::testing::LoopbackFaults;
 using stitch::transport::Fate;
 using Time = std::chrono::steady_clock::time_point;
 
@@ -74,7 +65,7 @@ int count_run() { return ++runs; }
 std::atomic<bool> saw_stop{false};
 void wait_for_stop() {
   ++runs;
-  const auto token = stitch::current_stop_token();
+  const auto token = current_stop_token();
   saw_stop = eventually([&] { return token.stop_requested(); });
 }
 
@@ -91,7 +82,7 @@ using DeadlineFaults = Deadlines;
 // Like a large request, which small messages overtake.
 TEST_F(DeadlineFaults, ARequestOvertakenByItsCancelDoesNotRun) {
   Cluster cluster(2);
-  EXPECT_EQ(stitch::rpc_sync<count_run>("worker1"), 1);
+  EXPECT_EQ(rpc_sync<count_run>("worker1"), 1);
   {
     const LoopbackFaults faults(
         [](std::uint32_t, std::uint32_t, std::uint64_t, const auto& message) {
@@ -99,11 +90,11 @@ TEST_F(DeadlineFaults, ARequestOvertakenByItsCancelDoesNotRun) {
           if (kind_of(message) == stitch::rpc::wire::kRequest) fate.delay = 50ms;
           return fate;
         });
-    auto cancelled = stitch::rpc_async<count_run>("worker1");
+    auto cancelled = rpc_async<count_run>("worker1");
     cancelled.cancel();
-    const auto late = stitch::rpc_async<count_run>({.to = "worker1", .timeout = 10ms});
+    const auto late = rpc_async<count_run>({.to = "worker1", .timeout = 10ms});
     EXPECT_EQ(error_of([&] { static_cast<void>(late.get()); }).code(), ErrorCode::timeout);
-    EXPECT_EQ(stitch::rpc_sync<count_run>("worker1"), 2) << "sent after both";
+    EXPECT_EQ(rpc_sync<count_run>("worker1"), 2) << "sent after both";
   }
   EXPECT_EQ(runs, 2);
 }
@@ -141,10 +132,10 @@ std::int64_t nanoseconds_left() {
 }
 
 TEST_F(DeadlineFaults, ADeadlineIsTheSameWhenTheConnectionBreaks) {
-  Cluster cluster(2, [](stitch::Options& options) { options.reconnect_timeout = 10s; });
-  EXPECT_EQ(stitch::rpc_sync<count_run>("worker1"), 1);
+  Cluster cluster(2, {.reconnect_timeout = 10s});
+  EXPECT_EQ(rpc_sync<count_run>("worker1"), 1);
   const BrokenAtFirst connection;
-  const auto left = stitch::rpc_async<nanoseconds_left>({.to = "worker1", .timeout = 20s});
+  const auto left = rpc_async<nanoseconds_left>({.to = "worker1", .timeout = 20s});
   EXPECT_TRUE(connection.broken());
   EXPECT_LE(std::chrono::nanoseconds(left.get()), 20s - kTimeToReconnect);
   EXPECT_GE(cluster[0].debug_info().at("rpc.resent"), 1);
@@ -155,28 +146,28 @@ int count_run_where_read() { return ++runs; }
 STITCH_INLINE(count_run_where_read);
 
 TEST_F(DeadlineFaults, ACallThatIsOverBeforeItIsSentAgainDoesNotRun) {
-  Cluster cluster(2, [](stitch::Options& options) { options.reconnect_timeout = 10s; });
-  EXPECT_EQ(stitch::rpc_sync<count_run>("worker1"), 1);
+  Cluster cluster(2, {.reconnect_timeout = 10s});
+  EXPECT_EQ(rpc_sync<count_run>("worker1"), 1);
   {
     const BrokenAtFirst connection;
-    auto cancelled = stitch::rpc_async<count_run_where_read>("worker1");
+    auto cancelled = rpc_async<count_run_where_read>("worker1");
     EXPECT_TRUE(connection.broken());
     cancelled.cancel();
-    EXPECT_EQ(stitch::rpc_sync<count_run>("worker1"), 2) << "sent after it";
+    EXPECT_EQ(rpc_sync<count_run>("worker1"), 2) << "sent after it";
   }
   {
     const BrokenAtFirst connection;
-    const auto late = stitch::rpc_async<count_run_where_read>({.to = "worker1", .timeout = 20ms});
+    const auto late = rpc_async<count_run_where_read>({.to = "worker1", .timeout = 20ms});
     EXPECT_TRUE(connection.broken());
     EXPECT_EQ(error_of([&] { static_cast<void>(late.get()); }).code(), ErrorCode::timeout);
-    EXPECT_EQ(stitch::rpc_sync<count_run>("worker1"), 3) << "sent after it";
+    EXPECT_EQ(rpc_sync<count_run>("worker1"), 3) << "sent after it";
   }
   EXPECT_EQ(runs, 3);
   EXPECT_GE(cluster[0].debug_info().at("rpc.resent"), 2) << "they were sent again";
 }
 
 TEST_F(DeadlineFaults, StopTheHandlerOfASilentCaller) {
-  Cluster cluster(2, [](stitch::Options& options) { options.num_threads = 1; });
+  Cluster cluster(2, {.num_threads = 1});
   {
     const LoopbackFaults faults(
         [](std::uint32_t, std::uint32_t, std::uint64_t, const auto& message) {
@@ -187,7 +178,7 @@ TEST_F(DeadlineFaults, StopTheHandlerOfASilentCaller) {
     EXPECT_EQ(error_of([] {
                 // It has to begin before this has passed, and then the time until the stop is
                 // short.
-                stitch::rpc_sync<wait_for_stop>({.to = "worker1", .timeout = 300ms});
+                rpc_sync<wait_for_stop>({.to = "worker1", .timeout = 300ms});
               }).code(),
               ErrorCode::timeout);
     EXPECT_TRUE(eventually([] { return saw_stop.load(); }, 10s));
@@ -213,28 +204,26 @@ std::string text_saying(const std::string& expected, const std::function<void()>
   return text;
 }
 
-stitch::Future<void> await_stop() {
-  co_await stitch::rpc_async<wait_for_stop>({.to = "worker1", .timeout = 0s});
-}
+Future<void> await_stop() { co_await rpc_async<wait_for_stop>({.to = "worker1", .timeout = 0s}); }
 Gate gate;
 void hold_thread() { gate.pass(); }
 
 TEST_F(Deadlines, TimeoutsSayWhereTheCallIs) {
-  Cluster cluster(2, [](stitch::Options& options) { options.num_threads = 2; });
-  EXPECT_EQ(stitch::rpc_sync<count_run>("worker1"), 1);
+  Cluster cluster(2, {.num_threads = 2});
+  EXPECT_EQ(rpc_sync<count_run>("worker1"), 1);
   text_saying("timed out after 50 ms; running [0-9.]+ ms there",
-              [] { stitch::rpc_sync<wait_for_stop>({.to = "worker1", .timeout = 50ms}); });
+              [] { rpc_sync<wait_for_stop>({.to = "worker1", .timeout = 50ms}); });
   text_saying("timed out after 1300 ms; running 1\\.[0-9] s there",
-              [] { stitch::rpc_sync<wait_for_stop>({.to = "worker1", .timeout = 1300ms}); });
+              [] { rpc_sync<wait_for_stop>({.to = "worker1", .timeout = 1300ms}); });
   text_saying("timed out after 500 ms; awaiting [0-9.]+ ms there",
-              [] { stitch::rpc_sync<await_stop>({.to = "worker1", .timeout = 500ms}); });
+              [] { rpc_sync<await_stop>({.to = "worker1", .timeout = 500ms}); });
   gate.close();
   const int before = runs;
-  const auto first = stitch::rpc_async<hold_thread>("worker1");
-  const auto second = stitch::rpc_async<hold_thread>("worker1");
+  const auto first = rpc_async<hold_thread>("worker1");
+  const auto second = rpc_async<hold_thread>("worker1");
   text_saying(R"(timed out after 200 ms; queued [0-9.]+ ms there behind .*::hold_thread\(\) )"
               R"(\(running [0-9.]+ m?s on 2 of 2 threads\))",
-              [] { stitch::rpc_sync<count_run>({.to = "worker1", .timeout = 200ms}); });
+              [] { rpc_sync<count_run>({.to = "worker1", .timeout = 200ms}); });
   gate.open();
   first.get();
   second.get();
@@ -243,7 +232,7 @@ TEST_F(Deadlines, TimeoutsSayWhereTheCallIs) {
 
 TEST_F(DeadlineFaults, TimeoutsSayWhatTheCallerKnowsWithoutAWordOfTheCallee) {
   Cluster cluster(2);
-  EXPECT_EQ(stitch::rpc_sync<count_run>("worker1"), 1);
+  EXPECT_EQ(rpc_sync<count_run>("worker1"), 1);
   {
     const LoopbackFaults faults(
         [](std::uint32_t, std::uint32_t, std::uint64_t, const auto& message) {
@@ -251,7 +240,7 @@ TEST_F(DeadlineFaults, TimeoutsSayWhatTheCallerKnowsWithoutAWordOfTheCallee) {
         });
     text_saying(
         "timed out after 300 ms; worker was last heard [0-9.]+ ms ago; the request was sent",
-        [] { stitch::rpc_sync<wait_for_stop>({.to = "worker1", .timeout = 300ms}); });
+        [] { rpc_sync<wait_for_stop>({.to = "worker1", .timeout = 300ms}); });
   }
   // A graceful shutdown would wait for the dropped messages.
   for (int rank = 0; rank < 2; ++rank) cluster[rank].shutdown({.graceful = false});
@@ -259,17 +248,17 @@ TEST_F(DeadlineFaults, TimeoutsSayWhatTheCallerKnowsWithoutAWordOfTheCallee) {
 
 // A callback of a call that has timed out delays no other timeout, heartbeat or timer.
 TEST_F(DeadlineFaults, CallsThatHaveTimedOutDoNotCompleteOnTheEventLoop) {
-  Cluster cluster(2, [](stitch::Options& options) { options.num_threads = 1; });
+  Cluster cluster(2, {.num_threads = 1});
   Gate callback_gate;
   {
     const LoopbackFaults faults(
         [](std::uint32_t, std::uint32_t, std::uint64_t, const auto& message) {
           return Fate{.drop = kind_of(message) == stitch::rpc::wire::kErrorReply};
         });
-    auto first = stitch::rpc_async<wait_for_stop>({.to = "worker1", .timeout = 30ms});
+    auto first = rpc_async<wait_for_stop>({.to = "worker1", .timeout = 30ms});
     first.on_ready([&] { callback_gate.pass(); });
     EXPECT_TRUE(callback_gate.wait_for_arrival());
-    const stitch::Promise<void> ran;
+    const Promise<void> ran;
     cluster[0].agent()->loop().call_at(std::chrono::steady_clock::now(),
                                        [ran] { ran.set_value(); });
     EXPECT_TRUE(ran.future().wait_for(10s)) << "the loop is held up";
@@ -281,7 +270,7 @@ TEST_F(DeadlineFaults, CallsThatHaveTimedOutDoNotCompleteOnTheEventLoop) {
 // On a busy machine the handler may answer before the timer has run.
 void call_for(std::chrono::microseconds timeout) {
   try {
-    stitch::rpc_sync<wait_for_stop>({.to = "worker1", .timeout = timeout});
+    rpc_sync<wait_for_stop>({.to = "worker1", .timeout = timeout});
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::timeout) << error.what();
   }
@@ -289,7 +278,7 @@ void call_for(std::chrono::microseconds timeout) {
 
 TEST_F(Deadlines, ShortOnesExpireInTime) {
   Cluster cluster(2);
-  EXPECT_EQ(stitch::rpc_sync<count_run>("worker1"), 1);
+  EXPECT_EQ(rpc_sync<count_run>("worker1"), 1);
   // With a timer that counts whole milliseconds no call would be as short.
   EXPECT_TRUE(eventually([] {
     const auto begun = std::chrono::steady_clock::now();

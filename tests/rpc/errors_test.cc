@@ -1,30 +1,19 @@
-#include <latch>
-#include <regex>
-
 #include "stitch/base/name_list.h"
-#include "stitch/transport/store/tcp_store.h"
 #include "tests/support/no_more_threads.h"
 #include "tests/support/world_test.h"
 
 namespace errors_test {
 namespace {
 
-using namespace std::chrono_literals;
-using stitch::Error;
-using stitch::ErrorCode;
-using stitch::Future;
-using stitch::testing::Cluster;
-using stitch::testing::error_of;
-using stitch::testing::eventually;
-using stitch::testing::Gate;
+using namespace stitch::testing;
 
 int one() { return 1; }
 int throws_out_of_range(int i) { return std::vector<int>{1, 2}.at(static_cast<std::size_t>(i)); }
 int throws_many(std::size_t bytes) { throw std::runtime_error(std::string(bytes, 'x')); }
 int throws_text(std::string text) { throw std::runtime_error(text); }
-Future<int> throws_before_its_future(int i) { return stitch::make_ready(throws_out_of_range(i)); }
+Future<int> throws_before_its_future(int i) { return make_ready(throws_out_of_range(i)); }
 Future<int> fails_later() {
-  co_await stitch::rpc_async<one>(stitch::rpc::current_agent()->self());
+  co_await rpc_async<one>(stitch::rpc::current_agent()->self());
   throw std::runtime_error("after a while");
 }
 Gate gate;
@@ -33,37 +22,36 @@ std::atomic<int> waiting_for_stop{0};
 std::atomic<bool> saw_stop{false};
 void wait_for_stop() {
   ++waiting_for_stop;
-  const auto token = stitch::current_stop_token();
+  const auto token = current_stop_token();
   saw_stop = eventually([&] { return token.stop_requested(); });
 }
 
 TEST(Errors, AHandlersExceptionReachesTheCaller) {
   Cluster cluster(2);
-  const Error error = error_of([] { stitch::rpc_sync<throws_text>("worker1", "no such row"); });
+  const Error error = error_of([] { rpc_sync<throws_text>("worker1", "no such row"); });
   EXPECT_EQ(error.code(), ErrorCode::remote_exception);
   EXPECT_TRUE(error.remote());
   EXPECT_EQ(error.worker(), "worker1");
-  EXPECT_NE(error.function().find("throws_text"), std::string::npos);
+  EXPECT_TRUE(contains(error.function(), "throws_text"));
   EXPECT_STREQ(error.what(),
                "call errors_test::(anonymous namespace)::throws_text() to worker \"worker1\" "
                "(id 1) failed: "
                "std::runtime_error: no such row");
-  EXPECT_EQ(stitch::rpc_sync<one>("worker1"), 1);
-  EXPECT_EQ(error_of([] { stitch::rpc_sync<throws_out_of_range>("worker1", 5); }).code(),
+  EXPECT_EQ(rpc_sync<one>("worker1"), 1);
+  EXPECT_EQ(error_of([] { rpc_sync<throws_out_of_range>("worker1", 5); }).code(),
             ErrorCode::remote_exception);
-  EXPECT_EQ(error_of([] { stitch::rpc_sync<fails_later>("worker1"); }).code(),
+  EXPECT_EQ(error_of([] { rpc_sync<fails_later>("worker1"); }).code(), ErrorCode::remote_exception);
+  EXPECT_EQ(error_of([] { rpc_sync<throws_before_its_future>("worker1", 5); }).code(),
             ErrorCode::remote_exception);
-  EXPECT_EQ(error_of([] { stitch::rpc_sync<throws_before_its_future>("worker1", 5); }).code(),
-            ErrorCode::remote_exception);
-  EXPECT_EQ(stitch::rpc_sync<throws_before_its_future>("worker1", 1), 2);
+  EXPECT_EQ(rpc_sync<throws_before_its_future>("worker1", 1), 2);
 }
 
 TEST(Errors, OfHandlersAreNotPrinted) {
   Cluster cluster(2);
   ::testing::internal::CaptureStderr();
-  static_cast<void>(error_of([] { stitch::rpc_sync<throws_text>("worker1", "no such row"); }));
-  stitch::notify<throws_text>("worker1", "no such row");
-  EXPECT_EQ(stitch::rpc_sync<one>("worker1"), 1);
+  static_cast<void>(error_of([] { rpc_sync<throws_text>("worker1", "no such row"); }));
+  notify<throws_text>("worker1", "no such row");
+  EXPECT_EQ(rpc_sync<one>("worker1"), 1);
   EXPECT_TRUE(cluster.shutdown().empty());
   EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");
 }
@@ -72,39 +60,33 @@ at::Tensor unsendable() { return at::eye(3).to_sparse_csr(); }
 std::string text_of(std::size_t bytes) { return std::string(bytes, 'x'); }
 
 TEST(Errors, AResultThatCannotBeSentIsTheErrorOfItsCall) {
-  Cluster cluster(2, [](stitch::Options& options) { options.max_frame_bytes = 1 << 20; });
-  Error error = error_of([] { stitch::rpc_sync<unsendable>("worker1"); });
-  EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
-  EXPECT_NE(
-      std::string(error.what())
-          .find("unsendable() to worker \"worker1\" (id 1) failed: its result cannot be sent: "),
-      std::string::npos)
-      << error.what();
-  error = error_of([] { stitch::rpc_sync<text_of>("worker1", std::size_t{2} << 20); });
-  EXPECT_EQ(error.code(), ErrorCode::out_of_range);
-  EXPECT_NE(std::string(error.what()).find("its result cannot be sent: "), std::string::npos)
-      << error.what();
-  EXPECT_EQ(stitch::rpc_sync<text_of>("worker1", std::size_t{3}), "xxx");
+  Cluster cluster(2, {.max_frame_bytes = 1 << 20});
+  Error error = error_of([] { rpc_sync<unsendable>("worker1"); });
+  EXPECT_TRUE(
+      has_text(error, ErrorCode::invalid_argument,
+               "unsendable() to worker \"worker1\" (id 1) failed: its result cannot be sent: "));
+  error = error_of([] { rpc_sync<text_of>("worker1", std::size_t{2} << 20); });
+  EXPECT_TRUE(has_text(error, ErrorCode::out_of_range, "its result cannot be sent: "));
+  EXPECT_EQ(rpc_sync<text_of>("worker1", std::size_t{3}), "xxx");
 }
 
 TEST(Errors, ALongTextIsCutToTheFrameOfItsReader) {
-  Cluster cluster(2, [](stitch::Options& options) {
+  Cluster cluster(2, [](Options& options) {
     if (options.rank == 0) options.max_frame_bytes = 8192;
   });
-  const Error error =
-      error_of([] { stitch::rpc_sync<throws_many>("worker1", std::size_t{1} << 20); });
+  const Error error = error_of([] { rpc_sync<throws_many>("worker1", std::size_t{1} << 20); });
   EXPECT_EQ(error.code(), ErrorCode::remote_exception);
-  EXPECT_EQ(stitch::rpc_sync<text_of>("worker1", std::size_t{3}), "xxx");
+  EXPECT_EQ(rpc_sync<text_of>("worker1", std::size_t{3}), "xxx");
 }
 
 TEST(Errors, AnUnknownWorkerIsNamedWithNearNames) {
   Cluster cluster(3);
-  Error error = error_of([] { stitch::rpc_sync<one>("wroker1"); });
+  Error error = error_of([] { rpc_sync<one>("wroker1"); });
   EXPECT_EQ(error.code(), ErrorCode::not_found);
   EXPECT_STREQ(error.what(),
                "worker \"wroker1\" is not in this world of 3; known are \"worker1\", \"worker0\", "
                "\"worker2\"");
-  error = error_of([] { stitch::rpc_sync<one>(stitch::WorkerId(9)); });
+  error = error_of([] { rpc_sync<one>(WorkerId(9)); });
   EXPECT_EQ(error.code(), ErrorCode::not_found);
   EXPECT_STREQ(error.what(), "worker id 9 is not in this world; ids are 0 to 2");
 }
@@ -119,14 +101,11 @@ TEST(Errors, AnUnregisteredFunctionIsNamed) {
                                     std::nullopt, std::move(message))
         .get();
   });
-  EXPECT_EQ(error.code(), ErrorCode::unimplemented);
-  EXPECT_NE(std::string(error.what())
-                .find("call errors_test::(anonymous namespace)::ones() to worker \"worker1\" (id "
-                      "1) failed: the "
-                      "function is not registered there; "
-                      "near names there: errors_test::(anonymous namespace)::one"),
-            std::string::npos)
-      << error.what();
+  EXPECT_TRUE(has_text(error, ErrorCode::unimplemented,
+                       "call errors_test::(anonymous namespace)::ones() to worker \"worker1\" (id "
+                       "1) failed: the "
+                       "function is not registered there; "
+                       "near names there: errors_test::(anonymous namespace)::one"));
 }
 
 at::Tensor misfit() { return at::ones({2}) + at::ones({3}); }
@@ -162,34 +141,27 @@ TEST(Errors, ArgumentsWithOtherFieldsAreRefused) {
                "errors_test::(anonymous namespace)::Settings: its fields are of other types");
   EXPECT_EQ(call_with(1.0).code(), ErrorCode::invalid_argument);
   EXPECT_EQ(call_with(1.0, 2, 3).code(), ErrorCode::invalid_argument);
-  EXPECT_EQ(stitch::rpc_sync<use_settings>("worker1", Settings{1, 5}), 5);
+  EXPECT_EQ(rpc_sync<use_settings>("worker1", Settings{1, 5}), 5);
 }
 
 TEST(Errors, DeadlinesPass) {
   Cluster cluster(2);
-  const Error error =
-      error_of([] { stitch::rpc_sync<wait_for_stop>({.to = "worker1", .timeout = 50ms}); });
-  EXPECT_EQ(error.code(), ErrorCode::timeout);
-  // On a busy machine it may be queued, and what its callee says of it may come too late.
-  EXPECT_TRUE(std::regex_match(
-      error.what(),
-      std::regex(
-          "call errors_test::\\(anonymous namespace\\)::wait_for_stop\\(\\) to worker \"worker1\" "
-          "\\(id 1\\) timed out after 50 ms; ((running|queued) [0-9.]+ ms there|worker was last "
-          "heard [0-9.]+ ms ago; the request was sent)")))
-      << error.what();
-  EXPECT_EQ(stitch::rpc_sync<one>("worker1"), 1);
-  EXPECT_EQ(
-      error_of([] { stitch::rpc_sync<wait_for_stop>({.to = "worker1", .timeout = 1us}); }).code(),
-      ErrorCode::timeout);
-  EXPECT_EQ(stitch::rpc_sync<one>({.to = "worker1", .timeout = std::chrono::hours(2400)}), 1);
-  EXPECT_EQ(stitch::rpc_sync<one>({.to = "worker1", .timeout = 0s}), 1);
+  EXPECT_TRUE(has_text(
+      error_of([] { rpc_sync<wait_for_stop>({.to = "worker1", .timeout = 50ms}); }),
+      ErrorCode::timeout,
+      "call errors_test::(anonymous namespace)::wait_for_stop() to worker \"worker1\" (id 1) timed "
+      "out after 50 ms; "));
+  EXPECT_EQ(rpc_sync<one>("worker1"), 1);
+  EXPECT_EQ(error_of([] { rpc_sync<wait_for_stop>({.to = "worker1", .timeout = 1us}); }).code(),
+            ErrorCode::timeout);
+  EXPECT_EQ(rpc_sync<one>({.to = "worker1", .timeout = std::chrono::hours(2400)}), 1);
+  EXPECT_EQ(rpc_sync<one>({.to = "worker1", .timeout = 0s}), 1);
 }
 
 std::atomic<int> nested_code{0};
 void nested_wait() {
   try {
-    stitch::rpc_sync<wait_for_stop>(stitch::WorkerId(2));
+    rpc_sync<wait_for_stop>(WorkerId(2));
   } catch (const Error& error) {
     nested_code = static_cast<int>(error.code());
   }
@@ -200,9 +172,8 @@ TEST(Errors, DeadlinesShrinkThroughNestedCallsAndStopTheCallee) {
   Cluster cluster(3);
   saw_stop = false;
   nested_code = 0;
-  EXPECT_EQ(
-      error_of([] { stitch::rpc_sync<nested_wait>({.to = "worker1", .timeout = 1s}); }).code(),
-      ErrorCode::timeout);
+  EXPECT_EQ(error_of([] { rpc_sync<nested_wait>({.to = "worker1", .timeout = 1s}); }).code(),
+            ErrorCode::timeout);
   EXPECT_TRUE(
       eventually([] { return saw_stop && nested_code == static_cast<int>(ErrorCode::timeout); }));
 }
@@ -218,69 +189,39 @@ TEST(Errors, AForcedShutdownFailsCallsToThatWorkerOnly) {
   const Error error = error_of([&] { waiting.get(); });
   EXPECT_EQ(error.code(), ErrorCode::disconnected) << error.what();
   EXPECT_EQ(error.worker(), "worker2");
-  EXPECT_EQ(stitch::rpc_sync<one>("worker1"), 1);
-  const Error later = error_of([] { stitch::rpc_sync<one>("worker2"); });
+  EXPECT_EQ(rpc_sync<one>("worker1"), 1);
+  const Error later = error_of([] { rpc_sync<one>("worker2"); });
   EXPECT_EQ(later.code(), ErrorCode::disconnected);
   EXPECT_EQ(later.worker(), "worker2");
 }
 
 TEST(Errors, AfterShutdownEveryCallThrows) {
   auto worker = stitch::init({.name = "solo", .rank = 0, .world_size = 1});
-  EXPECT_EQ(stitch::rpc_sync<one>("solo"), 1);
+  EXPECT_EQ(rpc_sync<one>("solo"), 1);
   worker.shutdown();
   worker.shutdown();
   EXPECT_EQ(error_of([&] { static_cast<void>(worker.rpc_async<one>("solo")); }).code(),
             ErrorCode::shutting_down);
   EXPECT_EQ(error_of([&] { worker.notify<one>("solo"); }).code(), ErrorCode::shutting_down);
   EXPECT_EQ(error_of([&] { worker.barrier(); }).code(), ErrorCode::shutting_down);
-  EXPECT_EQ(error_of([] { stitch::rpc_sync<one>("solo"); }).code(), ErrorCode::shutting_down);
+  EXPECT_EQ(error_of([] { rpc_sync<one>("solo"); }).code(), ErrorCode::shutting_down);
 }
 
 TEST(Errors, WithoutOneCurrentWorkerCallsSaySo) {
   Cluster cluster(2);
   std::string text;
-  std::jthread([&] { text = error_of([] { stitch::rpc_sync<one>("worker1"); }).what(); }).join();
+  std::jthread([&] { text = error_of([] { rpc_sync<one>("worker1"); }).what(); }).join();
   EXPECT_EQ(text,
             "there is no current worker on this thread, and this process has several (worker0, "
             "worker1): make one current with "
             "stitch::WorkerScope");
 }
 
-TEST(Errors, DuplicateNamesAndRanksFailOnEveryWorkerConcerned) {
-  const auto start_two = [](stitch::Options a, stitch::Options b) {
-    const auto store = stitch::transport::make_hash_store();
-    a.store = b.store = store;
-    a.world_size = b.world_size = 2;
-    std::vector<std::string> texts(2);
-    const auto fail = [&](std::size_t i, const stitch::Options& options) {
-      const Error error = error_of([&] { auto worker = stitch::init(options); });
-      EXPECT_EQ(error.code(), ErrorCode::already_exists) << error.what();
-      texts[i] = error.what();
-    };
-    {
-      const std::jthread first([&] { fail(0, a); });
-      const std::jthread second([&] { fail(1, b); });
-    }
-    return texts;
-  };
-  for (const auto& text : start_two({.name = "a", .rank = 0}, {.name = "b", .rank = 0})) {
-    EXPECT_TRUE(text == "rank 0 is taken twice: by worker \"a\" and worker \"b\"" ||
-                text == "rank 0 is taken twice: by worker \"b\" and worker \"a\"")
-        << text;
-  }
-  for (const auto& text : start_two({.name = "ps", .rank = 0}, {.name = "ps", .rank = 1})) {
-    EXPECT_TRUE(text == "worker name \"ps\" is taken twice: by rank 0 and rank 1" ||
-                text == "worker name \"ps\" is taken twice: by rank 1 and rank 0")
-        << text;
-  }
-}
-
 TEST(Errors, AnExceptionOfLibtorchArrivesWithoutItsStack) {
   Cluster cluster(2);
-  const std::string text = error_of([] { stitch::rpc_sync<misfit>("worker1"); }).what();
-  EXPECT_NE(text.find("c10::Error: The size of tensor a (2) must match"), std::string::npos)
-      << text;
-  EXPECT_EQ(text.find("frame #"), std::string::npos) << text;
+  const std::string text = error_of([] { rpc_sync<misfit>("worker1"); }).what();
+  EXPECT_TRUE(contains(text, "c10::Error: The size of tensor a (2) must match")) << text;
+  EXPECT_FALSE(contains(text, "frame #")) << text;
   EXPECT_EQ(text.find('\n'), std::string::npos) << text;
 }
 
@@ -289,31 +230,6 @@ TEST(Errors, NearNamesLookIntoNamespaces) {
             std::vector<std::string>{"ps::embed"});
   EXPECT_EQ(stitch::base::nearest_names("ps::embed", {"store::embed", "push_bed"}, 1),
             std::vector<std::string>{"store::embed"});
-}
-
-TEST(Errors, AnIncompleteWorldNamesTheWorkersThatArrived) {
-  const Error error = error_of([] {
-    auto worker = stitch::init({.name = "early",
-                                .rank = 0,
-                                .world_size = 2,
-                                .init_timeout = 50ms,
-                                .store = stitch::transport::make_hash_store()});
-  });
-  EXPECT_EQ(error.code(), ErrorCode::timeout);
-  EXPECT_NE(std::string(error.what()).find("worker \"early\" waited 50 ms for a world of 2"),
-            std::string::npos)
-      << error.what();
-  EXPECT_NE(std::string(error.what()).find("only these arrived: early"), std::string::npos)
-      << error.what();
-}
-
-TEST(Errors, AnUnreachableStoreIsNamed) {
-  const Error error = error_of([] {
-    auto worker = stitch::init(
-        {.rank = 1, .world_size = 2, .init_method = "tcp://127.0.0.1:9", .init_timeout = 300ms});
-  });
-  EXPECT_EQ(error.code(), ErrorCode::disconnected);
-  EXPECT_NE(std::string(error.what()).find("127.0.0.1:9"), std::string::npos) << error.what();
 }
 
 }  // namespace

@@ -10,17 +10,10 @@
 namespace extension_test {  // its functions are registered under their full names
 namespace {
 
-using namespace std::chrono_literals;
-using stitch::Error;
-using stitch::ErrorCode;
-using stitch::WorkerInfo;
+using namespace stitch::testing;
 using stitch::rpc::Agent;
 using stitch::rpc::InMessage;
 using stitch::rpc::OutMessage;
-using stitch::testing::Cluster;
-using stitch::testing::error_of;
-using stitch::testing::eventually;
-using stitch::testing::Gate;
 
 constexpr std::uint16_t kTestFrame = 0x7e57;
 constexpr std::uint16_t kWorkFrame = 0x7e58;  // brings work that may block
@@ -108,7 +101,7 @@ std::string text_of(std::size_t bytes) { return std::string(bytes, 'x'); }
 TEST_F(Extensions, AreToldThatAMessageWasSent) {
   Cluster cluster(2);
   steering_.notes = stitch::rpc::wire::kRequest;
-  EXPECT_EQ(stitch::rpc_sync<same>("worker1", 1), 1);
+  EXPECT_EQ(rpc_sync<same>("worker1", 1), 1);
   expect_told(1, 0);
 }
 
@@ -116,46 +109,44 @@ TEST_F(Extensions, AMessageThatAnotherExtensionRefusesIsTakenBack) {
   Cluster cluster(2);
   steering_.notes = stitch::rpc::wire::kRequest;
   steering_.refuses = true;
-  EXPECT_EQ(error_of([] { stitch::rpc_sync<same>("worker1", 1); }).code(),
-            ErrorCode::invalid_argument);
+  EXPECT_EQ(error_of([] { rpc_sync<same>("worker1", 1); }).code(), ErrorCode::invalid_argument);
   expect_told(0, 1);
-  EXPECT_EQ(error_of([] { stitch::notify<same>("worker1", 1); }).code(),
-            ErrorCode::invalid_argument);
+  EXPECT_EQ(error_of([] { notify<same>("worker1", 1); }).code(), ErrorCode::invalid_argument);
   expect_told(0, 2);
 }
 
 TEST_F(Extensions, AMessageThatGrowsOverTheFrameLimitIsTakenBack) {
-  Cluster cluster(2, [](stitch::Options& options) { options.max_frame_bytes = 64 << 10; });
+  Cluster cluster(2, {.max_frame_bytes = 64 << 10});
   steering_.notes = stitch::rpc::wire::kRequest;
   steering_.adds = 65 << 10;
-  EXPECT_EQ(error_of([] { stitch::rpc_sync<same>("worker1", 1); }).code(), ErrorCode::out_of_range);
+  EXPECT_EQ(error_of([] { rpc_sync<same>("worker1", 1); }).code(), ErrorCode::out_of_range);
   expect_told(0, 1);
 }
 
 TEST_F(Extensions, AMessageOverTheOverloadLimitIsTakenBack) {
-  Cluster cluster(2, [](stitch::Options& options) { options.max_inflight_bytes = 64 << 10; });
+  Cluster cluster(2, {.max_inflight_bytes = 64 << 10});
   steering_.notes = stitch::rpc::wire::kRequest;
-  EXPECT_EQ(error_of([] { stitch::rpc_sync<elements>("worker1", at::zeros({1 << 20})); }).code(),
+  EXPECT_EQ(error_of([] { rpc_sync<elements>("worker1", at::zeros({1 << 20})); }).code(),
             ErrorCode::overloaded);
   expect_told(0, 1);
 }
 
 TEST_F(Extensions, AReplyThatCannotBeSentIsTakenBack) {
-  Cluster cluster(2, [](stitch::Options& options) { options.max_frame_bytes = 64 << 10; });
+  Cluster cluster(2, {.max_frame_bytes = 64 << 10});
   steering_.notes = stitch::rpc::wire::kReply;
   steering_.adds = 60 << 10;
-  EXPECT_EQ(error_of([] { stitch::rpc_sync<text_of>("worker1", std::size_t{10} << 10); }).code(),
+  EXPECT_EQ(error_of([] { rpc_sync<text_of>("worker1", std::size_t{10} << 10); }).code(),
             ErrorCode::out_of_range);
   expect_told(0, 1);
 }
 
 TEST_F(Extensions, AMessageToAWorkerThatIsGoneIsTakenBack) {
   Cluster cluster(2);
-  EXPECT_EQ(stitch::rpc_sync<same>("worker1", 1), 1);
+  EXPECT_EQ(rpc_sync<same>("worker1", 1), 1);
   cluster[1].shutdown({.graceful = false});
   EXPECT_TRUE(eventually([&] { return steering_.losses == 1; }));
   steering_.notes = stitch::rpc::wire::kRequest;
-  EXPECT_EQ(error_of([] { stitch::rpc_sync<same>("worker1", 1); }).code(), ErrorCode::disconnected);
+  EXPECT_EQ(error_of([] { rpc_sync<same>("worker1", 1); }).code(), ErrorCode::disconnected);
   expect_told(0, 1);
 }
 
@@ -166,7 +157,7 @@ OutMessage frame_of(std::size_t bytes) {
 }
 
 TEST_F(Extensions, ControlFramesPassTheOverloadLimit) {
-  Cluster cluster(2, [](stitch::Options& options) { options.max_inflight_bytes = 128; });
+  Cluster cluster(2, {.max_inflight_bytes = 128});
   const auto agent = cluster[0].agent();
   const auto& to = agent->peers().find("worker1");
   EXPECT_EQ(error_of([&] { agent->send_frame(to, frame_of(200)); }).code(), ErrorCode::overloaded);
@@ -181,8 +172,7 @@ STITCH_INLINE(stop_reading);
 
 // Over shared memory, where a message is counted until it is in the ring.
 std::unique_ptr<Cluster> shm_cluster() {
-  return std::make_unique<Cluster>(2,
-                                   [](stitch::Options& options) { options.transports = {"shm"}; });
+  return std::make_unique<Cluster>(2, [](Options& options) { options.transports = {"shm"}; });
 }
 
 std::string thread_name() {
@@ -221,14 +211,14 @@ TEST_F(Extensions, WhatAFrameBringsMayWaitForMessages) {
       const stitch::BlockingRegion blocking;
       gate.pass();
     }
-    const stitch::WorkerScope scope((*cluster)[1]);
-    answers += stitch::rpc_sync<same>("worker0", 1);
+    const WorkerScope scope((*cluster)[1]);
+    answers += rpc_sync<same>("worker0", 1);
   };
   const auto agent = (*cluster)[0].agent();
   const auto& to = agent->peers().find("worker1");
   for (int i = 0; i < 2; ++i) agent->send_control(to, OutMessage(kWorkFrame));
   ASSERT_TRUE(gate.wait_for_arrival());
-  EXPECT_EQ(stitch::rpc_sync<same>("worker1", 7), 7);
+  EXPECT_EQ(rpc_sync<same>("worker1", 7), 7);
   gate.open();
   EXPECT_TRUE(eventually([&] { return answers == 2; }));
 }
@@ -236,7 +226,7 @@ TEST_F(Extensions, WhatAFrameBringsMayWaitForMessages) {
 TEST_F(Extensions, APeerThatDoesNotReadControlFramesIsGivenUp) {
   const auto cluster = shm_cluster();
   gate.close();
-  const auto waiting = stitch::rpc_async<stop_reading>("worker1");
+  const auto waiting = rpc_async<stop_reading>("worker1");
   ASSERT_TRUE(gate.wait_for_arrival());
   const auto agent = (*cluster)[0].agent();
   const auto& to = agent->peers().find("worker1");
@@ -265,12 +255,12 @@ TEST_F(Extensions, ARequestOrReplyThatCannotBeHandledFailsItsOwnCallOnly) {
   Cluster cluster(2);
   for (const auto kind : {stitch::rpc::wire::kRequest, stitch::rpc::wire::kReply}) {
     steering_.runs_out_of_memory = kind;
-    const Error error = error_of([] { stitch::rpc_sync<same>("worker1", 1); });
+    const Error error = error_of([] { rpc_sync<same>("worker1", 1); });
     EXPECT_EQ(error.code(), ErrorCode::internal) << error.what();
     EXPECT_EQ(error.remote(), kind == stitch::rpc::wire::kRequest);
-    EXPECT_NE(std::string(error.what()).find("bad_alloc"), std::string::npos) << error.what();
+    EXPECT_TRUE(contains(error.what(), "bad_alloc")) << error.what();
     steering_.runs_out_of_memory = 0;
-    EXPECT_EQ(stitch::rpc_sync<same>("worker1", 2), 2);
+    EXPECT_EQ(rpc_sync<same>("worker1", 2), 2);
   }
   EXPECT_EQ(steering_.losses, 0);
 }
@@ -278,7 +268,7 @@ TEST_F(Extensions, ARequestOrReplyThatCannotBeHandledFailsItsOwnCallOnly) {
 TEST_F(Extensions, AOneWayCallThatFailsBeforeItRunsGivesItsRoomBack) {
   Cluster cluster(2);
   steering_.runs_out_of_memory = stitch::rpc::wire::kRequest;
-  for (int i = 0; i < 100; ++i) stitch::notify<same>("worker1", i);
+  for (int i = 0; i < 100; ++i) notify<same>("worker1", i);
   EXPECT_TRUE(
       eventually([&] { return cluster[1].debug_info().at("rpc.messages_received") >= 100; }));
   steering_.runs_out_of_memory = 0;
@@ -297,7 +287,7 @@ TEST_F(Extensions, ARequestThatArrivesWhileItsCallerIsLostIsNotRun) {
   Cluster cluster(2);
   runs = 0;
   steering_.loses_callers = true;
-  const auto call = stitch::rpc_async<count_run>({.to = "worker1", .timeout = 0s});
+  const auto call = rpc_async<count_run>({.to = "worker1", .timeout = 0s});
   EXPECT_EQ(error_of([&] { call.get(); }).code(), ErrorCode::disconnected);
   EXPECT_TRUE(eventually([&] { return cluster[1].debug_info().at("rpc.calls_served") == 0; }));
   EXPECT_EQ(runs, 0);

@@ -1,14 +1,7 @@
 // The time limits of the first connection of a pair, at a clock that the test moves on.
-#include <gtest/gtest.h>
-
-#include <chrono>
-#include <memory>
-#include <optional>
-#include <string>
-#include <vector>
-
 #include "stitch/rpc/peers/peer.h"
 #include "stitch/rpc/peers/session.h"
+#include "tests/support/world_test.h"
 
 namespace first_connection_test {
 namespace {

@@ -8,17 +8,13 @@
 namespace flood_test {
 namespace {
 
-using stitch::testing::kAddressSanitizer;
-using stitch::testing::kThreadSanitizer;
-using stitch::testing::ProcessWorld;
+using namespace stitch::testing;
 
 constexpr int kLimitKiB = 64 << 10;  // flood_program's
 
 // `made_together_kib`: replies that handlers make at one moment, which count once they are made.
 void flood(const std::string& what, int made_together_kib = 0) {
-  const char* const seconds = std::getenv("FLOOD_SECONDS");
-  ProcessWorld world(2, {FLOOD_PROGRAM, what, seconds == nullptr ? "10" : seconds}, {},
-                     std::chrono::seconds(300));
+  ProcessWorld world(2, {FLOOD_PROGRAM, what, "10"}, {}, std::chrono::seconds(300));
   for (int rank = 0; rank < 2; ++rank) ASSERT_EQ(world[rank].wait(), 0) << world[rank].err();
   const std::string out = world[0].out() + world[1].out();
   std::printf("%s:\n%s", what.c_str(), out.c_str());

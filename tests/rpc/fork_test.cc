@@ -14,13 +14,8 @@
 namespace fork_test {
 namespace {
 
-using namespace std::chrono_literals;
-using stitch::Error;
-using stitch::ErrorCode;
+using namespace stitch::testing;
 using stitch::base::Descriptor;
-using stitch::testing::Cluster;
-using stitch::testing::ForkedChild;
-using stitch::testing::kThreadSanitizer;
 
 int one() { return 1; }
 
@@ -41,10 +36,10 @@ int refused(const std::function<void()>& call) {
 TEST(Fork, UsingAWorkerInAChildFailsAndDoesNotAffectTheParent) {
   for (const char* transport : {"loopback", "shm", "tcp"}) {
     SCOPED_TRACE(transport);
-    Cluster cluster(2, [&](stitch::Options& options) { options.transports = {transport}; });
-    EXPECT_EQ(stitch::rpc_sync<one>("worker1"), 1);
+    Cluster cluster(2, {.transports = {transport}});
+    EXPECT_EQ(rpc_sync<one>("worker1"), 1);
     EXPECT_EQ(cluster[1].rpc_sync<one>("worker0"), 1);
-    EXPECT_EQ(in_a_child([&] { return refused([] { stitch::rpc_sync<one>("worker1"); }); }), 0);
+    EXPECT_EQ(in_a_child([&] { return refused([] { rpc_sync<one>("worker1"); }); }), 0);
     EXPECT_EQ(in_a_child([&] { return refused([&] { cluster[1].notify<one>("worker0"); }); }), 0);
     EXPECT_EQ(in_a_child([&] { return refused([&] { cluster[1].barrier(); }); }), 0);
     EXPECT_EQ(
@@ -58,11 +53,11 @@ TEST(Fork, UsingAWorkerInAChildFailsAndDoesNotAffectTheParent) {
     EXPECT_EQ(in_a_child([&] {
                 cluster[0].shutdown();
                 cluster[1].shutdown({.graceful = false});
-                const stitch::Worker ended(std::move(cluster[1]));
+                const Worker ended(std::move(cluster[1]));
                 return 0;
               }),
               0);
-    EXPECT_EQ(stitch::rpc_sync<one>("worker1"), 1);
+    EXPECT_EQ(rpc_sync<one>("worker1"), 1);
     EXPECT_EQ(cluster[1].rpc_sync<one>("worker0"), 1);
   }
 }
@@ -73,7 +68,7 @@ int sleep_a_while() {
 }
 TEST(Fork, AFutureOfTheParentsCannotBeWaitedFor) {
   Cluster cluster(2);
-  const auto pending = stitch::rpc_async<sleep_a_while>("worker1");
+  const auto pending = rpc_async<sleep_a_while>("worker1");
   EXPECT_EQ(in_a_child([&] { return refused([&] { pending.get(); }); }), 0);
   EXPECT_EQ(pending.get(), 1);
 }
@@ -91,9 +86,9 @@ int fork_in_a_handler() {
 }
 TEST(Fork, AHandlerThatReturnsInTheChildSendsNoAnswer) {
   for (const char* transport : {"shm", "tcp"}) {
-    Cluster cluster(2, [&](stitch::Options& options) { options.transports = {transport}; });
-    EXPECT_EQ(stitch::rpc_sync<fork_in_a_handler>("worker1"), 1) << "status of the child";
-    for (int i = 0; i < 100; ++i) EXPECT_EQ(stitch::rpc_sync<one>("worker1"), 1);
+    Cluster cluster(2, {.transports = {transport}});
+    EXPECT_EQ(rpc_sync<fork_in_a_handler>("worker1"), 1) << "status of the child";
+    for (int i = 0; i < 100; ++i) EXPECT_EQ(rpc_sync<one>("worker1"), 1);
   }
 }
 
@@ -102,7 +97,7 @@ TEST(Fork, AChildForkedWithoutALivingWorkerMayStartOne) {
   { const auto ended = stitch::init({.rank = 0, .world_size = 1}); }
   EXPECT_EQ(in_a_child([] {
               const auto self = stitch::init({.name = "child", .rank = 0, .world_size = 1});
-              return stitch::rpc_sync<one>("child") == 1 ? 0 : 1;
+              return rpc_sync<one>("child") == 1 ? 0 : 1;
             }),
             0);
 }

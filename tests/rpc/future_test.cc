@@ -3,10 +3,7 @@
 namespace future_test {
 namespace {
 
-using namespace std::chrono_literals;
-using stitch::ErrorCode;
-using stitch::Future;
-using stitch::Promise;
+using namespace stitch::testing;
 
 TEST(Future, GivesTheValueToEveryCopy) {
   Promise<int> promise;
@@ -32,47 +29,40 @@ TEST(Future, MovesOutContainersOfWhatCannotBeCopied) {
   using Many = std::vector<std::unique_ptr<int>>;
   Many many;
   many.push_back(std::make_unique<int>(3));
-  EXPECT_EQ(*stitch::make_ready(std::move(many)).get().front(), 3);
+  EXPECT_EQ(*make_ready(std::move(many)).get().front(), 3);
   std::map<int, Many> nested;
   nested[1].push_back(std::make_unique<int>(4));
-  EXPECT_EQ(*stitch::make_ready(std::make_pair(1, std::move(nested))).get().second.at(1).front(),
-            4);
+  EXPECT_EQ(*make_ready(std::make_pair(1, std::move(nested))).get().second.at(1).front(), 4);
   std::vector<Future<std::unique_ptr<int>>> futures;
-  futures.push_back(stitch::make_ready(std::make_unique<int>(5)));
-  EXPECT_EQ(*stitch::when_all(std::move(futures)).get().front(), 5);
+  futures.push_back(make_ready(std::make_unique<int>(5)));
+  EXPECT_EQ(*when_all(std::move(futures)).get().front(), 5);
 }
 
 TEST(Future, IsMadeReadyInEveryForm) {
   const int value = 3;
-  EXPECT_EQ(stitch::make_ready<int>(value).get(), 3);
-  EXPECT_EQ(stitch::make_ready(value).get(), 3);
-  EXPECT_EQ(stitch::make_ready<double>(3).get(), 3.0);
-  EXPECT_EQ(std::string(stitch::make_ready("text").get()), "text");
-  stitch::make_ready<void>().get();
+  EXPECT_EQ(make_ready<int>(value).get(), 3);
+  EXPECT_EQ(make_ready(value).get(), 3);
+  EXPECT_EQ(make_ready<double>(3).get(), 3.0);
+  EXPECT_EQ(std::string(make_ready("text").get()), "text");
+  make_ready<void>().get();
   const Promise<void> promise;
   std::jthread([promise] { promise.set_value(); }).join();
   promise.future().get();
   const std::string text = "kept";
-  EXPECT_EQ(stitch::make_ready(1).then([&](int) -> const std::string& { return text; }).get(),
-            "kept");
+  EXPECT_EQ(make_ready(1).then([&](int) -> const std::string& { return text; }).get(), "kept");
   // What refers to its argument is copied in time.
-  EXPECT_EQ(stitch::make_ready(std::string(100, 'x')).then(std::identity()).get(),
-            std::string(100, 'x'));
-  EXPECT_EQ(stitch::make_ready(1)
-                .then([](int x) -> const Future<int> { return stitch::make_ready(x); })
-                .get(),
-            1);
+  EXPECT_EQ(make_ready(std::string(100, 'x')).then(std::identity()).get(), std::string(100, 'x'));
+  EXPECT_EQ(make_ready(1).then([](int x) -> const Future<int> { return make_ready(x); }).get(), 1);
 }
 
 struct Tree : std::vector<Tree> {};
 
 TEST(Future, HoldsContainersOfThemselves) {
-  EXPECT_EQ(stitch::make_ready(Tree{{{}, {}}}).get().size(), 2U);
+  EXPECT_EQ(make_ready(Tree{{{}, {}}}).get().size(), 2U);
 }
 
 Future<int> loop(int left) {
-  return stitch::make_ready(left).then(
-      [](int now) { return now == 0 ? stitch::make_ready(0) : loop(now - 1); });
+  return make_ready(left).then([](int now) { return now == 0 ? make_ready(0) : loop(now - 1); });
 }
 
 TEST(Future, CallbacksOfOneFutureKeepTheirOrderInsideAnother) {
@@ -97,7 +87,7 @@ Future<int> chain(Future<int> first, int links) {
 // Counts down by futures that follow futures.
 Future<int> count_down(Promise<int> start, int left) {
   return start.future().then([left](int so_far) -> Future<int> {
-    if (left == 0) return stitch::make_ready(so_far);
+    if (left == 0) return make_ready(so_far);
     Promise<int> next;
     auto rest = count_down(next, left - 1);
     next.set_value(so_far + 1);
@@ -147,22 +137,21 @@ TEST(Future, AContinuationMayWaitForWhatComesAfterIt) {
   const auto later = second.future().then([](int x) { return x + 1; });
   const auto waits = first.future().then([&](int x) {
     second.set_value(x);
-    return later.get() + stitch::when_all(std::vector{later, second.future()}).get().front();
+    return later.get() + when_all(std::vector{later, second.future()}).get().front();
   });
   first.set_value(1);
   EXPECT_EQ(waits.get(), 4);
 }
 
 TEST(Future, ThenPassesValuesErrorsAndFutures) {
-  EXPECT_EQ(stitch::make_ready(2).then([](int x) { return x + 1; }).get(), 3);
-  EXPECT_EQ(stitch::make_ready(2).then([](int x) { return stitch::make_ready(x * 10); }).get(), 20);
-  EXPECT_EQ(stitch::make_ready().then([] { return 5; }).get(), 5);
+  EXPECT_EQ(make_ready(2).then([](int x) { return x + 1; }).get(), 3);
+  EXPECT_EQ(make_ready(2).then([](int x) { return make_ready(x * 10); }).get(), 20);
+  EXPECT_EQ(make_ready().then([] { return 5; }).get(), 5);
   bool called = false;
-  auto failed =
-      stitch::make_failed<int>({ErrorCode::timeout, "late"}).then([&](int) { called = true; });
+  auto failed = make_failed<int>({ErrorCode::timeout, "late"}).then([&](int) { called = true; });
   EXPECT_EQ(failed.error().code(), ErrorCode::timeout);
   EXPECT_FALSE(called);
-  EXPECT_TRUE(stitch::make_failed<int>({ErrorCode::timeout, "late"})
+  EXPECT_TRUE(make_failed<int>({ErrorCode::timeout, "late"})
                   .then([](Future<int> done) { return done.has_error(); })
                   .get());
 }
@@ -200,27 +189,27 @@ TEST(Future, DroppedPromisesCancel) {
 
 TEST(Future, WhenAllGathersValuesInOrder) {
   Promise<int> late;
-  auto all = stitch::when_all(std::vector<Future<int>>{late.future(), stitch::make_ready(2)});
+  auto all = when_all(std::vector<Future<int>>{late.future(), make_ready(2)});
   EXPECT_FALSE(all.ready());
   late.set_value(1);
   EXPECT_EQ(all.get(), (std::vector<int>{1, 2}));
-  auto [a, b] = stitch::when_all(stitch::make_ready(1), stitch::make_ready(std::string("x"))).get();
+  auto [a, b] = when_all(make_ready(1), make_ready(std::string("x"))).get();
   EXPECT_EQ(a, 1);
   EXPECT_EQ(b, "x");
-  stitch::when_all(std::vector<Future<void>>{}).get();
+  when_all(std::vector<Future<void>>{}).get();
 }
 
 TEST(Future, WhenAllReportsTheFirstErrorAndCountsTheOthers) {
-  auto all = stitch::when_all(std::vector<Future<int>>{
-      stitch::make_failed<int>({ErrorCode::timeout, "first"}), stitch::make_ready(2),
-      stitch::make_failed<int>({ErrorCode::internal, "second"})});
+  auto all = when_all(std::vector<Future<int>>{make_failed<int>({ErrorCode::timeout, "first"}),
+                                               make_ready(2),
+                                               make_failed<int>({ErrorCode::internal, "second"})});
   EXPECT_EQ(all.error().code(), ErrorCode::timeout);
   EXPECT_STREQ(all.error().what(), "first (and 1 other failed)");
 }
 
 TEST(Future, WhenAnyGivesTheFirst) {
   Promise<int> never;
-  const auto [index, value] = stitch::when_any(never.future(), stitch::make_ready(9)).get();
+  const auto [index, value] = when_any(never.future(), make_ready(9)).get();
   EXPECT_EQ(index, 1u);
   EXPECT_EQ(value, 9);
 }
@@ -229,26 +218,25 @@ TEST(Future, WhenAnyTakesFuturesOfDifferentTypes) {
   Promise<int> number;
   Promise<std::string> text;
   Promise<void> nothing;
-  const auto first = stitch::when_any(number.future(), text.future(), nothing.future());
+  const auto first = when_any(number.future(), text.future(), nothing.future());
   EXPECT_FALSE(first.ready());
   text.set_value("first");
   number.set_value(1);
   EXPECT_EQ(first.get().index(), 1U);
   EXPECT_EQ(std::get<1>(first.get()), "first");
-  const auto failed =
-      stitch::when_any(stitch::make_failed<int>({ErrorCode::timeout, "late"}), nothing.future());
+  const auto failed = when_any(make_failed<int>({ErrorCode::timeout, "late"}), nothing.future());
   EXPECT_EQ(failed.error().code(), ErrorCode::timeout);
   nothing.set_value();
-  EXPECT_EQ(stitch::when_any(Promise<int>().future(), nothing.future()).get().index(), 1U);
+  EXPECT_EQ(when_any(Promise<int>().future(), nothing.future()).get().index(), 1U);
 }
 
 TEST(Future, CancellingAGroupCancelsItsMembers) {
   Promise<int> a;
   Promise<std::string> b;
-  stitch::when_any(std::vector{a.future()}).cancel();
+  when_any(std::vector{a.future()}).cancel();
   EXPECT_EQ(a.future().error().code(), ErrorCode::cancelled);
   Promise<int> c;
-  stitch::when_any(c.future(), b.future()).cancel();
+  when_any(c.future(), b.future()).cancel();
   EXPECT_TRUE(c.future().has_error() && b.future().has_error());
 }
 
@@ -272,20 +260,20 @@ TEST(Future, ManyThreadsCompleteWaitAndContinue) {
 
 Future<int> sum_of(Future<int> a, Future<int> b) { co_return co_await a + co_await b; }
 Future<int> fails() {
-  throw stitch::Error(ErrorCode::out_of_range, "too far");
+  throw Error(ErrorCode::out_of_range, "too far");
   co_return 0;
 }
 Future<int> catches() {
   try {
     co_return co_await fails();
-  } catch (const stitch::Error& error) {
+  } catch (const Error& error) {
     co_return static_cast<int>(error.code());
   }
 }
 
 TEST(Coroutine, AwaitsFutures) {
   Promise<int> promise;
-  auto sum = sum_of(promise.future(), stitch::make_ready(2));
+  auto sum = sum_of(promise.future(), make_ready(2));
   EXPECT_FALSE(sum.ready());
   promise.set_value(40);
   EXPECT_EQ(sum.get(), 42);
@@ -313,7 +301,7 @@ class SlowToDestroy {
 Future<int> with_locals(SlowToDestroy, std::atomic<int>& gone, Future<int> gate) {
   const SlowToDestroy local(gone);
   const int value = co_await gate;
-  if (value < 0) throw stitch::Error(ErrorCode::out_of_range, "negative");
+  if (value < 0) throw Error(ErrorCode::out_of_range, "negative");
   co_return value;
 }
 Future<void> with_locals_and_nothing_to_say(SlowToDestroy, std::atomic<int>& gone,
@@ -346,19 +334,19 @@ Future<std::unique_ptr<int>> what_cannot_be_copied(Future<int> gate) {
 }
 
 TEST(Coroutine, ReturnsWhatCannotBeCopied) {
-  EXPECT_EQ(*what_cannot_be_copied(stitch::make_ready(3)).get(), 3);
+  EXPECT_EQ(*what_cannot_be_copied(make_ready(3)).get(), 3);
 }
 
 std::string current_name() { return stitch::rpc::current_agent()->self().name; }
-Future<std::string> name_before_and_after(const stitch::Worker& worker, Future<int> gate) {
-  const stitch::WorkerScope in(worker);
+Future<std::string> name_before_and_after(const Worker& worker, Future<int> gate) {
+  const WorkerScope in(worker);
   const std::string before = current_name();
   co_await gate;
   co_return before + "," + current_name();
 }
 
 TEST(Coroutine, KeepsItsWorkerAndLeavesItsCallersAlone) {
-  stitch::testing::Cluster cluster(2);
+  Cluster cluster(2);
   Promise<int> gate;
   auto names = name_before_and_after(cluster[1], gate.future());
   EXPECT_EQ(current_name(), "worker0");
@@ -370,18 +358,18 @@ TEST(Coroutine, KeepsItsWorkerAndLeavesItsCallersAlone) {
 int square(int x) { return x * x; }
 
 Future<int> squares_twice() {
-  const int once = co_await stitch::rpc_async<square>("worker0", 2);
-  co_return stitch::rpc_sync<square>("worker0", once);
+  const int once = co_await rpc_async<square>("worker0", 2);
+  co_return rpc_sync<square>("worker0", once);
 }
 
 // A main() makes no worker current: what waits must not hold up the thread that brings the answers.
 TEST(Continuation, MayWaitOnTheOnlyWorkerOfTheProcess) {
   const auto self = stitch::init({.rank = 0, .world_size = 1, .rpc_timeout = 10s});
   const auto waits = [](int x) {
-    return current_name() + " " + std::to_string(stitch::rpc_sync<square>("worker0", x));
+    return current_name() + " " + std::to_string(rpc_sync<square>("worker0", x));
   };
-  EXPECT_EQ(stitch::rpc_async<square>("worker0", 2).then(waits).get(), "worker0 16");
-  EXPECT_EQ(stitch::when_all(stitch::rpc_async<square>("worker0", 2), stitch::make_ready(1))
+  EXPECT_EQ(rpc_async<square>("worker0", 2).then(waits).get(), "worker0 16");
+  EXPECT_EQ(when_all(rpc_async<square>("worker0", 2), make_ready(1))
                 .then([&](const std::tuple<int, int>& both) { return waits(std::get<0>(both)); })
                 .get(),
             "worker0 16");
@@ -389,9 +377,9 @@ TEST(Continuation, MayWaitOnTheOnlyWorkerOfTheProcess) {
 }
 
 TEST(Continuation, MayWaitOnAnyWorkerOfTheProcess) {
-  stitch::testing::Cluster cluster(2);
+  Cluster cluster(2);
   const stitch::rpc::ExecutionContextScope as_in_main{stitch::rpc::ExecutionContext()};
-  stitch::Worker& worker = cluster[0];
+  Worker& worker = cluster[0];
   EXPECT_EQ(worker.rpc_async<square>("worker1", 2)
                 .then([&](int x) { return worker.rpc_sync<square>("worker1", x); })
                 .get(),
@@ -399,11 +387,11 @@ TEST(Continuation, MayWaitOnAnyWorkerOfTheProcess) {
 }
 
 TEST(Continuation, KeepsItsWorker) {
-  stitch::testing::Cluster cluster(2);
+  Cluster cluster(2);
   Promise<int> gate;
   Future<std::string> name;
   {
-    const stitch::WorkerScope in(cluster[1]);
+    const WorkerScope in(cluster[1]);
     name = gate.future().then([](int) { return current_name(); });
   }
   gate.set_value(0);

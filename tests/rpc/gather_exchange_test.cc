@@ -1,9 +1,6 @@
 // The rounds of barriers and all_gathers, without a network.
-#include <algorithm>
 #include <bit>
 #include <deque>
-#include <functional>
-#include <memory>
 
 #include "stitch/rpc/agent/gather_exchange.h"
 #include "tests/support/plain_test.h"

@@ -4,12 +4,7 @@
 namespace gathering_test {
 namespace {
 
-using namespace std::chrono_literals;
-using stitch::ErrorCode;
-using stitch::testing::Cluster;
-using stitch::testing::error_of;
-using stitch::testing::eventually;
-using stitch::testing::has_text;
+using namespace stitch::testing;
 
 bool nothing_is_kept(Cluster& cluster, int workers) {
   return eventually([&] {
@@ -20,23 +15,8 @@ bool nothing_is_kept(Cluster& cluster, int workers) {
   });
 }
 
-TEST(Gatherings, LeaveNothingWhenAllHaveTheValues) {
-  Cluster cluster(3);
-  std::vector<std::jthread> threads;
-  for (int rank = 0; rank < 3; ++rank) {
-    threads.emplace_back([&, rank] {
-      for (int round = 0; round < 20; ++round) {
-        cluster[rank].barrier();
-        EXPECT_EQ(cluster[rank].all_gather(rank).size(), 3U);
-      }
-    });
-  }
-  threads.clear();
-  EXPECT_TRUE(nothing_is_kept(cluster, 3));
-}
-
 TEST(Gatherings, ThatFailForOneLeaveNothingAndALateWorkerIsToldSo) {
-  Cluster cluster(3, [](stitch::Options& options) { options.rpc_timeout = 1s; });
+  Cluster cluster(3, {.rpc_timeout = 1s});
   EXPECT_EQ(error_of([&] { cluster[0].barrier(); }).code(), ErrorCode::timeout);
   EXPECT_TRUE(nothing_is_kept(cluster, 3)) << "worker1 and worker2 have not come at all";
   for (const int late : {1, 2}) {
@@ -45,27 +25,21 @@ TEST(Gatherings, ThatFailForOneLeaveNothingAndALateWorkerIsToldSo) {
     EXPECT_TRUE(nothing_is_kept(cluster, 3));
   }
   // All are in step again.
-  std::vector<std::jthread> threads;
-  for (int rank = 0; rank < 3; ++rank) threads.emplace_back([&, rank] { cluster[rank].barrier(); });
-  threads.clear();
+  on_each(3, [&](int rank) { cluster[rank].barrier(); });
   EXPECT_TRUE(nothing_is_kept(cluster, 3));
 }
 
 // Only some of them wait for worker5 itself.
 TEST(Gatherings, ATimeoutNamesTheWorkerThatHasNotArrivedOnEveryWorker) {
   constexpr int kWorkers = 8;
-  Cluster cluster(kWorkers, [](stitch::Options& options) { options.rpc_timeout = 500ms; });
-  std::vector<std::jthread> threads;
-  for (int rank = 0; rank < kWorkers; ++rank) {
-    if (rank == 5) continue;
-    threads.emplace_back([&, rank] {
-      const auto error = error_of([&] { cluster[rank].barrier(); });
-      EXPECT_TRUE(has_text(error, ErrorCode::timeout,
-                           "failed: no answer from worker \"worker5\" (id 5): "));
-      EXPECT_EQ(error.worker(), "worker5");
-    });
-  }
-  threads.clear();
+  Cluster cluster(kWorkers, {.rpc_timeout = 500ms});
+  on_each(kWorkers, [&](int rank) {
+    if (rank == 5) return;
+    const auto error = error_of([&] { cluster[rank].barrier(); });
+    EXPECT_TRUE(
+        has_text(error, ErrorCode::timeout, "failed: no answer from worker \"worker5\" (id 5): "));
+    EXPECT_EQ(error.worker(), "worker5");
+  });
   EXPECT_TRUE(nothing_is_kept(cluster, kWorkers));
 }
 
@@ -75,8 +49,7 @@ TEST(Gatherings, OfAWorkerThatIsGoneLeaveNothing) {
   for (int rank = 0; rank < 2; ++rank) {
     threads.emplace_back([&, rank] {
       const std::string text = error_of([&] { cluster[rank].barrier(); }).what();
-      EXPECT_NE(text.find("failed: no answer from worker \"worker2\" (id 2)"), std::string::npos)
-          << text;
+      EXPECT_TRUE(contains(text, "failed: no answer from worker \"worker2\" (id 2)")) << text;
     });
   }
   // Both have arrived, and wait for the third at each other's and at its exchange.
@@ -87,7 +60,7 @@ TEST(Gatherings, OfAWorkerThatIsGoneLeaveNothing) {
 }
 
 TEST(Gatherings, WithoutNamesAreRefusedInAnElasticWorld) {
-  stitch::Options options;
+  Options options;
   options.name = "a";
   options.world_size = "1:2";
   options.store = stitch::transport::make_hash_store();

@@ -15,18 +15,13 @@
 namespace hostile_values_test {
 namespace {
 
-using namespace std::chrono_literals;
-using stitch::Error;
-using stitch::ErrorCode;
+using namespace stitch::testing;
 using stitch::base::Bytes;
 using stitch::base::ByteWriter;
 using stitch::rpc::InArchive;
 using stitch::rpc::InMessage;
 using stitch::rpc::OutArchive;
 using stitch::rpc::OutMessage;
-using stitch::testing::Cluster;
-using stitch::testing::error_of;
-using stitch::testing::has_text;
 
 // --- tables of tensors
 
@@ -204,8 +199,7 @@ TEST(HostileTensors, ExpandedValuesOfASparseTensorAreSentInFull) {
   Cluster cluster(2);
   const auto sparse = at::sparse_coo_tensor(at::tensor({0, 2}, at::kLong).reshape({1, 2}),
                                             at::ones({1, 1}).expand({2, 3}), {4, 3});
-  EXPECT_TRUE(
-      at::equal(stitch::rpc_sync<echo_tensor>("worker1", sparse).to_dense(), sparse.to_dense()));
+  EXPECT_TRUE(at::equal(rpc_sync<echo_tensor>("worker1", sparse).to_dense(), sparse.to_dense()));
 }
 
 // --- bodies
@@ -302,13 +296,12 @@ TEST(HostileBytes, ElementsThatTakeNoBytesAreCountedInAll) {
                        ErrorCode::invalid_argument, text));
 
   Cluster cluster(2);
-  EXPECT_EQ(stitch::rpc_sync<size_of<std::vector<Nothing>>>("worker1", std::vector<Nothing>(1000)),
-            1000U);
-  EXPECT_TRUE(has_text(
-      error_of([&] {
-        stitch::rpc_sync<size_of<std::vector<Nothing>>>("worker1", std::vector<Nothing>(70'000));
-      }),
-      ErrorCode::invalid_argument, std::string("was not made: containers have ") + text));
+  EXPECT_EQ(rpc_sync<size_of<std::vector<Nothing>>>("worker1", std::vector<Nothing>(1000)), 1000U);
+  EXPECT_TRUE(
+      has_text(error_of([&] {
+                 rpc_sync<size_of<std::vector<Nothing>>>("worker1", std::vector<Nothing>(70'000));
+               }),
+               ErrorCode::invalid_argument, std::string("was not made: containers have ") + text));
 }
 
 // One byte each, that there is none.
@@ -330,18 +323,15 @@ TEST(HostileBytes, BytesThatArriveDoNotMakeAnyAmountOfMemory) {
 
   // An honest sender gets the error before anything is sent.
   Cluster cluster(2);
-  EXPECT_TRUE(has_text(error_of([] {
-                         stitch::rpc_sync<size_of<std::vector<Slot>>>("worker1",
-                                                                      std::vector<Slot>(10'000));
-                       }),
-                       ErrorCode::invalid_argument, "was not made: elements of containers take"));
-  EXPECT_EQ(stitch::rpc_sync<size_of<std::vector<Slot>>>("worker1", std::vector<Slot>(4'000)),
-            4'000U);
+  EXPECT_TRUE(has_text(
+      error_of([] { rpc_sync<size_of<std::vector<Slot>>>("worker1", std::vector<Slot>(10'000)); }),
+      ErrorCode::invalid_argument, "was not made: elements of containers take"));
+  EXPECT_EQ(rpc_sync<size_of<std::vector<Slot>>>("worker1", std::vector<Slot>(4'000)), 4'000U);
   // Large ones of the usual types are far from it.
-  EXPECT_EQ(stitch::rpc_sync<size_of<std::vector<std::string>>>("worker1",
-                                                                std::vector<std::string>(1 << 20)),
-            1U << 20);
-  EXPECT_EQ(stitch::rpc_sync<size_of<std::set<int>>>("worker1", std::set<int>{1, 2, 3}), 3U);
+  EXPECT_EQ(
+      rpc_sync<size_of<std::vector<std::string>>>("worker1", std::vector<std::string>(1 << 20)),
+      1U << 20);
+  EXPECT_EQ(rpc_sync<size_of<std::set<int>>>("worker1", std::set<int>{1, 2, 3}), 3U);
 }
 
 // A list by its own pointers, and a tree.
@@ -396,13 +386,13 @@ TEST(HostileBytes, WhatIsNestedTooDeeplyIsRefused) {
 
 TEST(HostileBytes, WhatIsNestedTooDeeplyIsNotSent) {
   Cluster cluster(2);
-  EXPECT_EQ(stitch::rpc_sync<length_of>("worker1", chain_of(100)), 100);
-  EXPECT_EQ(length_of(stitch::rpc_sync<chain_of>("worker1", 100)), 100);
+  EXPECT_EQ(rpc_sync<length_of>("worker1", chain_of(100)), 100);
+  EXPECT_EQ(length_of(rpc_sync<chain_of>("worker1", 100)), 100);
   const char* const text = "more than 256 structs, containers and pointers inside one another";
-  Error error = error_of([] { stitch::rpc_sync<length_of>("worker1", chain_of(1'000'000)); });
+  Error error = error_of([] { rpc_sync<length_of>("worker1", chain_of(1'000'000)); });
   EXPECT_TRUE(has_text(error, ErrorCode::invalid_argument, text));
   EXPECT_FALSE(error.remote());
-  error = error_of([] { stitch::rpc_sync<chain_of>("worker1", 1'000'000); });
+  error = error_of([] { rpc_sync<chain_of>("worker1", 1'000'000); });
   EXPECT_TRUE(has_text(error, ErrorCode::invalid_argument, text));
   EXPECT_TRUE(error.remote());
 }
@@ -449,11 +439,11 @@ TEST(HostileBytes, ALargeResultIsDecodedWhileOthersArrive) {
   Cluster cluster(2);
   reading = false;
   may_go_on = false;
-  auto slow = stitch::rpc_async<slow_result>("worker1");
+  auto slow = rpc_async<slow_result>("worker1");
   while (!reading) std::this_thread::sleep_for(1ms);
   // Each comes through the same reader.
   for (int i = 0; i < 10; ++i) {
-    auto quick = stitch::rpc_async<echo<int>>("worker1", i);
+    auto quick = rpc_async<echo<int>>("worker1", i);
     EXPECT_TRUE(quick.wait_for(10s));
   }
   EXPECT_FALSE(slow.ready());

@@ -7,17 +7,9 @@
 namespace joining_test {
 namespace {
 
-using namespace std::chrono_literals;
+using namespace stitch::testing;
 using std::chrono::steady_clock;
-using stitch::Error;
-using stitch::ErrorCode;
 using stitch::LeaveReason;
-using stitch::Options;
-using stitch::Worker;
-using stitch::WorkerInfo;
-using stitch::testing::error_of;
-using stitch::testing::eventually;
-using stitch::testing::has_text;
 
 int twice(int x) { return 2 * x; }
 
@@ -42,14 +34,11 @@ class Joining : public ::testing::Test {
     std::map<int, Worker> by_rank;
     std::mutex mutex;
     {
-      std::vector<std::jthread> threads;
-      for (int rank = 0; rank < size; ++rank) {
-        threads.emplace_back([&, rank] {
-          auto worker = stitch::init(fixed(rank, size));
-          const std::lock_guard lock(mutex);
-          by_rank.emplace(rank, std::move(worker));
-        });
-      }
+      on_each(size, [&](int rank) {
+        auto worker = stitch::init(fixed(rank, size));
+        const std::lock_guard lock(mutex);
+        by_rank.emplace(rank, std::move(worker));
+      });
     }
     std::vector<Worker> workers;
     for (auto& [rank, worker] : by_rank) workers.push_back(std::move(worker));
@@ -104,7 +93,7 @@ TEST_F(Joining, AWorkerThatWasDeclaredDeadKeepsTheWorldNoMore) {
   auto a = stitch::init(elastic("a"));
   EXPECT_TRUE(is_kept());
   {
-    const stitch::WorkerScope scope(a);
+    const WorkerScope scope(a);
     stitch::rpc::current_agent()->fence(Error(ErrorCode::disconnected, "it was declared dead"));
   }
   EXPECT_TRUE(eventually([&] { return !is_kept(); }));
@@ -186,8 +175,9 @@ TEST_F(Joining, ARestartedWorkerIsReachedUnderItsName) {
 TEST_F(Joining, ANameOfALivingWorkerIsRefused) {
   auto workers = fixed_world(2);
   const Error error = error_of([&] { auto worker = stitch::init(fixed(1, 2)); });
-  EXPECT_EQ(error.code(), ErrorCode::already_exists) << error.what();
-  EXPECT_NE(std::string(error.what()).find("worker1"), std::string::npos) << error.what();
+  EXPECT_TRUE(has_text(error, ErrorCode::already_exists,
+                       "worker \"worker1\" is still alive in epoch 1; another job that meets at "
+                       "the same place needs one of its own"));
   EXPECT_EQ(workers[0].rpc_sync<twice>("worker1", 8), 16);  // the first one is untouched
   shut_down_together(std::move(workers));
 }
@@ -307,7 +297,7 @@ TEST_F(Joining, ThatALifeIsOverIsToldBeforeTheNextOne) {
   auto a = stitch::init(elastic("a"));
   std::mutex mutex;
   std::vector<std::string> told;
-  stitch::testing::Gate gate;
+  Gate gate;
   gate.close();
   const auto note = [&](const std::string& what, const WorkerInfo& info) {
     const std::lock_guard lock(mutex);

@@ -4,14 +4,7 @@
 namespace misuse_test {
 namespace {
 
-using namespace std::chrono_literals;
-using stitch::Error;
-using stitch::ErrorCode;
-using stitch::Future;
-using stitch::Promise;
-using stitch::testing::Cluster;
-using stitch::testing::error_of;
-using stitch::testing::has_text;
+using namespace stitch::testing;
 
 int one() { return 1; }
 
@@ -40,14 +33,14 @@ int throws(Thrown what) {
   return 0;
 }
 Future<int> fails_with(Thrown what) {
-  return stitch::make_ready(1).then([what](int) { return throws(what); });
+  return make_ready(1).then([what](int) { return throws(what); });
 }
 
 TEST(Misuse, WhateverAHandlerThrowsArrivesAsAnError) {
   Cluster cluster(2);
   const auto expect = [](Thrown what, const std::string& text) {
-    for (const auto& error : {error_of([&] { stitch::rpc_sync<throws>("worker1", what); }),
-                              error_of([&] { stitch::rpc_sync<fails_with>("worker1", what); })}) {
+    for (const auto& error : {error_of([&] { rpc_sync<throws>("worker1", what); }),
+                              error_of([&] { rpc_sync<fails_with>("worker1", what); })}) {
       EXPECT_TRUE(has_text(error, ErrorCode::remote_exception, "failed: " + text));
       EXPECT_TRUE(std::string(error.what()).ends_with(text)) << error.what();
     }
@@ -59,7 +52,7 @@ TEST(Misuse, WhateverAHandlerThrowsArrivesAsAnError) {
          "misuse_test::(anonymous namespace)::Foreign, which is not derived from std::exception");
   expect(Thrown::number, "int, which is not derived from std::exception");
   expect(Thrown::text, "const char*: a text");
-  EXPECT_EQ(stitch::rpc_sync<one>("worker1"), 1);
+  EXPECT_EQ(rpc_sync<one>("worker1"), 1);
 }
 
 TEST(Misuse, ANullExceptionIsDescribed) {
@@ -74,13 +67,13 @@ Future<void> returns_empty_void() { return {}; }
 
 TEST(Misuse, AHandlerThatReturnsAnEmptyFutureIsAnErrorOfItsCall) {
   Cluster cluster(2);
-  for (const auto& error : {error_of([] { stitch::rpc_sync<returns_empty>("worker1"); }),
-                            error_of([] { stitch::rpc_sync<returns_empty_void>("worker1"); })}) {
+  for (const auto& error : {error_of([] { rpc_sync<returns_empty>("worker1"); }),
+                            error_of([] { rpc_sync<returns_empty_void>("worker1"); })}) {
     EXPECT_TRUE(has_text(error, ErrorCode::invalid_argument, "the function returned an empty"));
-    EXPECT_NE(std::string(error.what()).find("returns_empty"), std::string::npos) << error.what();
+    EXPECT_TRUE(contains(error.what(), "returns_empty")) << error.what();
     EXPECT_EQ(error.worker(), "worker1");
   }
-  EXPECT_EQ(stitch::rpc_sync<one>("worker1"), 1);
+  EXPECT_EQ(rpc_sync<one>("worker1"), 1);
 }
 
 Future<int> awaits(Future<int> future) { co_return co_await future; }
@@ -104,34 +97,31 @@ TEST(Misuse, AnEmptyFutureSaysWhatWasAskedOfIt) {
   expect([&] { empty.on_ready([] {}); }, "on_ready() of an empty future");
   expect([&] { static_cast<void>(awaits(empty).get()); }, "co_await of an empty future");
   expect([&] { static_cast<void>(awaits_moved(empty).get()); }, "co_await of an empty future");
-  expect(
-      [&] {
-        static_cast<void>(stitch::make_ready(1).then([](int) { return Future<int>(); }).get());
-      },
-      "the function returned an empty future");
+  expect([&] { static_cast<void>(make_ready(1).then([](int) { return Future<int>(); }).get()); },
+         "the function returned an empty future");
 }
 
 TEST(Misuse, AGroupSaysWhichFutureIsEmpty) {
-  const auto good = stitch::make_ready(1);
+  const auto good = make_ready(1);
   const auto expect = [](const std::function<void()>& use, const std::string& text) {
     EXPECT_TRUE(has_text(error_of(use), ErrorCode::invalid_argument, text));
   };
   using Futures = std::vector<Future<int>>;
   expect(
       [&] {
-        static_cast<void>(stitch::when_all(Futures{good, {}}));
+        static_cast<void>(when_all(Futures{good, {}}));
       },
       "when_all() was given an empty future, at index 1");
-  expect([&] { static_cast<void>(stitch::when_all(good, Future<void>(), good)); },
+  expect([&] { static_cast<void>(when_all(good, Future<void>(), good)); },
          "when_all() was given an empty future, at index 1");
   expect(
       [&] {
-        static_cast<void>(stitch::when_any(Futures{{}, good}));
+        static_cast<void>(when_any(Futures{{}, good}));
       },
       "when_any() was given an empty future, at index 0");
-  expect([&] { static_cast<void>(stitch::when_any(good, good, Future<int>())); },
+  expect([&] { static_cast<void>(when_any(good, good, Future<int>())); },
          "when_any() was given an empty future, at index 2");
-  expect([&] { static_cast<void>(stitch::when_any(good, Future<void>())); },
+  expect([&] { static_cast<void>(when_any(good, Future<void>())); },
          "when_any() was given an empty future, at index 1");
 }
 
@@ -166,8 +156,8 @@ TEST(Misuse, APromiseThatWasMovedFromSaysSo) {
 
 TEST(Misuse, AWorkerThatWasMovedFromSaysSo) {
   Cluster cluster(2);
-  stitch::Worker kept = std::move(cluster[0]);
-  stitch::Worker& gone = cluster[0];
+  Worker kept = std::move(cluster[0]);
+  Worker& gone = cluster[0];
   const std::vector<std::function<void()>> uses{
       [&] { static_cast<void>(gone.name()); },
       [&] { static_cast<void>(gone.world_size()); },
@@ -179,7 +169,7 @@ TEST(Misuse, AWorkerThatWasMovedFromSaysSo) {
       [&] { gone.barrier(); },
       [&] { static_cast<void>(gone.all_gather(1)); },
       [&] { gone.shutdown(); },
-      [&] { const stitch::WorkerScope in(gone); },
+      [&] { const WorkerScope in(gone); },
   };
   for (const auto& use : uses) {
     EXPECT_TRUE(has_text(error_of(use), ErrorCode::invalid_argument,
@@ -199,7 +189,7 @@ void take(Unwritable) {}
 
 TEST(Misuse, WhatTheSerializeFunctionOfAnArgumentThrowsIsTheProgramsMistake) {
   const Cluster cluster(2);
-  const auto error = error_of([] { stitch::rpc_sync<take>("worker1", Unwritable{}); });
+  const auto error = error_of([] { rpc_sync<take>("worker1", Unwritable{}); });
   EXPECT_TRUE(
       has_text(error, ErrorCode::invalid_argument, "was not made: std::runtime_error: not today"));
   EXPECT_EQ(error.worker(), "worker1");
@@ -209,7 +199,7 @@ TEST(Misuse, WhatTheSerializeFunctionOfAnArgumentThrowsIsTheProgramsMistake) {
 
 // Runs one function on each worker concurrently; returns what each threw.
 std::vector<Error> errors_of_all(Cluster& cluster,
-                                 const std::vector<std::function<void(stitch::Worker&)>>& parts) {
+                                 const std::vector<std::function<void(Worker&)>>& parts) {
   std::vector<Error> errors(parts.size());
   {
     std::vector<std::jthread> threads;
@@ -221,19 +211,16 @@ std::vector<Error> errors_of_all(Cluster& cluster,
   return errors;
 }
 template <class T>
-std::function<void(stitch::Worker&)> gathers(T value) {
-  return [value](stitch::Worker& worker) { static_cast<void>(worker.all_gather(value)); };
+std::function<void(Worker&)> gathers(T value) {
+  return [value](Worker& worker) { static_cast<void>(worker.all_gather(value)); };
 }
-void joins_barrier(stitch::Worker& worker) { worker.barrier(); }
+void joins_barrier(Worker& worker) { worker.barrier(); }
 // They can be used together afterwards.
 void expect_in_step(Cluster& cluster) {
-  std::vector<std::jthread> threads;
-  for (int rank = 0; rank < cluster.size(); ++rank) {
-    threads.emplace_back([&, rank] {
-      cluster[rank].barrier();
-      EXPECT_EQ(cluster[rank].all_gather(rank).size(), static_cast<std::size_t>(cluster.size()));
-    });
-  }
+  on_each(cluster.size(), [&](int rank) {
+    cluster[rank].barrier();
+    EXPECT_EQ(cluster[rank].all_gather(rank).size(), static_cast<std::size_t>(cluster.size()));
+  });
 }
 
 TEST(Misuse, AGatheringOfOtherTypesFailsOnEveryWorkerNamingBoth) {

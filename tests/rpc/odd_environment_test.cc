@@ -1,20 +1,12 @@
 // Processes that something odd has started: with low limits, closed descriptors, another locale, no
 // temporary folder, blocked or ignored signals. They work, fall back, or say what is missing.
-#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 
 #include <csignal>
-#include <filesystem>
-#include <fstream>
-#include <nlohmann/json.hpp>
-#include <string>
-#include <vector>
 
-#include "tests/support/contains.h"
-#include "tests/support/eventually.h"
+#include "tests/support/plain_test.h"
 #include "tests/support/process_world.h"
 #include "tests/support/running_command.h"
-#include "tests/support/sanitizers.h"
-#include "tests/support/temporary_folder.h"
 
 namespace odd_environment_test {
 namespace {

@@ -1,38 +1,26 @@
-#include "stitch/rpc/options/options.h"
-
-#include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cctype>
 #include <cstdlib>
-#include <filesystem>
 #include <fstream>
-#include <functional>
 #include <limits>
-#include <map>
-#include <set>
-#include <stdexcept>
-#include <string>
-#include <utility>
 
-#include "stitch/base/error.h"
 #include "stitch/rpc/options/launcher.h"
 #include "stitch/rpc/options/option_name.h"
 #include "stitch/rpc/options/security_options.h"
-#include "stitch/rpc/worker.h"
-#include "stitch/transport/store/hash_store.h"
-#include "tests/support/error_of.h"
+#include "tests/support/world_test.h"
 
 namespace options_test {
 namespace {
 
-using namespace std::chrono_literals;
+using namespace stitch::testing;
+using Environment = std::map<std::string, std::string>;
 
 // Sets variables for a test and takes them away again.
 class Variables {
  public:
-  explicit Variables(std::map<std::string, std::string> values) : values_(std::move(values)) {
+  explicit Variables(Environment values) : values_(std::move(values)) {
     for (const auto& [name, value] : values_) setenv(name.c_str(), value.c_str(), 1);
   }
   ~Variables() {
@@ -40,16 +28,15 @@ class Variables {
   }
 
  private:
-  std::map<std::string, std::string> values_;
+  Environment values_;
 };
 
-std::string error_with(std::map<std::string, std::string> variables,
-                       stitch::Options options = {.rank = 0, .world_size = 1}) {
+std::string error_with(Environment variables, Options options = {.rank = 0, .world_size = 1}) {
   const Variables scope(std::move(variables));
   try {
     static_cast<void>(stitch::resolve_options(options));
-  } catch (const stitch::Error& error) {
-    EXPECT_EQ(error.code(), stitch::ErrorCode::invalid_argument);
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
     return error.what();
   }
   return "no error";
@@ -94,28 +81,20 @@ TEST(Options, HaveDefaults) {
   EXPECT_GE(options.num_threads, 2);
 }
 
-TEST(Options, FieldsCountMoreThanTheEnvironment) {
-  const Variables scope({{"STITCH_NAME", "ps0"}, {"STITCH_NUM_THREADS", "3"}});
-  const auto options =
-      stitch::resolve_options({.name = "mine", .rank = 0, .world_size = 1, .num_threads = 5});
-  EXPECT_EQ(options.name, "mine");
-  EXPECT_EQ(options.num_threads, 5);
-}
-
 // Each option with a value that makes no sense, as a variable and, where one can be set, as a
 // field.
 TEST(Options, ErrorsNameWhatWasSet) {
-  using Set = std::function<void(stitch::Options&)>;
+  using Set = std::function<void(Options&)>;
   struct Option {
     std::string field;
     std::string value;  // of the variable
     Set set{};
-    std::map<std::string, std::string> beside{};
+    Environment beside{};
   };
-  const auto negative = [](std::chrono::nanoseconds stitch::Options::*member) -> Set {
-    return [=](stitch::Options& options) { options.*member = -1s; };
+  const auto negative = [](std::chrono::nanoseconds Options::*member) -> Set {
+    return [=](Options& options) { options.*member = -1s; };
   };
-  using O = stitch::Options;
+  using O = Options;
   const std::vector<Option> table{
       {"name", "a b", [](O& o) { o.name = "a b"; }},
       {"rank", "7", [](O& o) { o.rank = 7; }},
@@ -152,15 +131,14 @@ TEST(Options, ErrorsNameWhatWasSet) {
       {"dump_dir", "/dev/null/x", [](O& o) { o.dump_dir = "/dev/null/x"; }},
       {"socket_ifname", "=nowhere"},
   };
-  const auto error = [](const std::map<std::string, std::string>& variables, O options) {
+  const auto error = [](const Environment& variables, O options) {
     const Variables scope(variables);
     if (options.rank == O::kFromLauncher && !variables.contains("STITCH_RANK")) options.rank = 0;
     const bool listens = variables.contains("STITCH_SOCKET_IFNAME");
     if (listens) options.store = stitch::transport::make_hash_store();
     if (!options.world_size.is_set() && !variables.contains("STITCH_WORLD_SIZE"))
       options.world_size = listens ? "1:" : "1";
-    return std::string(
-        stitch::testing::error_of([&] { static_cast<void>(stitch::init(options)); }).what());
+    return std::string(error_of([&] { static_cast<void>(stitch::init(options)); }).what());
   };
   std::set<std::string> covered;
   for (const auto& option : table) {
@@ -172,7 +150,7 @@ TEST(Options, ErrorsNameWhatWasSet) {
     const std::string by_variable = error(variables, {});
     EXPECT_TRUE(by_variable.starts_with(variable)) << by_variable;
     if (!option.set) continue;
-    stitch::Options options;
+    Options options;
     option.set(options);
     const std::string by_field = error(option.beside, options);
     EXPECT_TRUE(by_field.starts_with(option.field)) << by_field;
@@ -231,8 +209,7 @@ TEST(Options, BadValuesAreNamed) {
   EXPECT_EQ(error_with({{"STITCH_INSECURE", "yes"}}), "STITCH_INSECURE is \"yes\"; allowed: 1, 0");
   EXPECT_EQ(error_with({}, {.rank = 0, .world_size = 1, .rpc_timeout = -1500us}),
             "rpc_timeout is \"-1500us\"; allowed: durations from 0 on");
-  EXPECT_NE(error_with({}, {}).find("rank is not known: start the program with stitch-run"),
-            std::string::npos);
+  EXPECT_TRUE(contains(error_with({}, {}), "rank is not known: start the program with stitch-run"));
 }
 
 TEST(Options, NegativeNumbersAreNotTakenForNotSet) {
@@ -250,7 +227,7 @@ TEST(Options, NegativeNumbersAreNotTakenForNotSet) {
 }
 
 TEST(Options, AWorldSizeIsANumberOrARange) {
-  stitch::Options options;
+  Options options;
   EXPECT_FALSE(options.world_size.is_set());
   options.world_size = 4;
   EXPECT_EQ(options.world_size, 4);
@@ -269,12 +246,12 @@ TEST(Options, AWorldSizeIsANumberOrARange) {
   EXPECT_GT(options.world_size, 1);
   EXPECT_LT(options.world_size, 3);
   for (const char* wrong : {"", ":", ":4", "a", "2:b", "2:4:6", "-1", "2 :3", "99999999999"}) {
-    EXPECT_THROW(stitch::WorldSize{wrong}, stitch::Error) << wrong;
+    EXPECT_THROW(stitch::WorldSize{wrong}, Error) << wrong;
   }
 }
 
 TEST(Options, AnElasticWorldNeedsNoRank) {
-  const stitch::Options elastic{.world_size = "2:3", .init_method = "file:///tmp/x"};
+  const Options elastic{.world_size = "2:3", .init_method = "file:///tmp/x"};
   EXPECT_EQ(stitch::resolve_options(elastic).name, "");  // until the store gives an id
   const auto ranked = [&](int rank) {
     auto options = elastic;
@@ -283,12 +260,11 @@ TEST(Options, AnElasticWorldNeedsNoRank) {
   };
   EXPECT_EQ(stitch::resolve_options(ranked(2)).name, "worker2");
   EXPECT_EQ(error_with({}, ranked(3)), "rank 3 does not fit a world of 2:3; ranks are 0 to 2");
-  EXPECT_EQ(error_with({}, {.world_size = "3:2", .init_method = "file:///tmp/x"}),
-            "world_size is \"3:2\"; allowed: min:max with a min from 1 on and a max that is not "
-            "less");
-  EXPECT_EQ(error_with({}, {.world_size = "0:2", .init_method = "file:///tmp/x"}),
-            "world_size is \"0:2\"; allowed: min:max with a min from 1 on and a max that is not "
-            "less");
+  for (const std::string size : {"3:2", "0:2"}) {
+    EXPECT_EQ(error_with({}, {.world_size = size, .init_method = "file:///tmp/x"}),
+              "world_size is \"" + size +
+                  "\"; allowed: min:max with a min from 1 on and a max that is not less");
+  }
   // Where the place is known and no size is given, workers come and go.
   EXPECT_EQ(stitch::resolve_options({.init_method = "file:///tmp/x"}).world_size.str(), "1:");
 }
@@ -346,30 +322,26 @@ TEST(Options, ATcpPlaceMayBeAnIpv6Address) {
 // A file of a test's own, with this text and mode.
 class SecretFile {
  public:
-  explicit SecretFile(const std::string& text, mode_t mode = 0600)
-      : path_(std::filesystem::temp_directory_path() /
-              ("stitch-secret-" + std::to_string(getpid()))) {
-    std::ofstream(path_) << text;
-    chmod(path_.c_str(), mode);
+  explicit SecretFile(const std::string& text, mode_t mode = 0600) {
+    std::ofstream(path()) << text;
+    chmod(path().c_str(), mode);
   }
-  ~SecretFile() { std::filesystem::remove(path_); }
-  [[nodiscard]] std::string path() const { return path_.string(); }
+  [[nodiscard]] std::string path() const { return folder_.path() / "secret"; }
 
  private:
-  std::filesystem::path path_;
+  TemporaryFolder folder_;
 };
 
 TEST(Secret, ComesFromAVariableOrAFile) {
-  const stitch::Options base{.rank = 0, .world_size = 1};
+  const Options base{.rank = 0, .world_size = 1};
   {
-    const Variables scope(
-        std::map<std::string, std::string>{{"STITCH_SECRET", "from the environment"}});
+    const Variables scope(Environment{{"STITCH_SECRET", "from the environment"}});
     EXPECT_EQ(stitch::resolve_options(base).secret, "from the environment");
     EXPECT_EQ(stitch::resolve_options(base).encryption, stitch::Encryption::on);
   }
   for (const char* text : {"from a file", "from a file\n", "from a file\r\n"}) {
     const SecretFile file(text);
-    const Variables scope(std::map<std::string, std::string>{{"STITCH_SECRET_FILE", file.path()}});
+    const Variables scope(Environment{{"STITCH_SECRET_FILE", file.path()}});
     EXPECT_EQ(stitch::resolve_options(base).secret, "from a file");
   }
   EXPECT_EQ(stitch::resolve_options(base).secret, std::nullopt);
@@ -399,8 +371,7 @@ TEST(Secret, FilesThatOthersCanUseAreRefused) {
   for (const mode_t mode : {0640, 0604, 0620, 0644}) {
     const SecretFile file("secret", mode);
     const std::string error = error_with({{"STITCH_SECRET_FILE", file.path()}});
-    EXPECT_NE(error.find("so that others than its owner can use it; allowed: 0400, 0600"),
-              std::string::npos)
+    EXPECT_TRUE(contains(error, "so that others than its owner can use it; allowed: 0400, 0600"))
         << error;
   }
   const SecretFile empty("\n");
@@ -408,21 +379,20 @@ TEST(Secret, FilesThatOthersCanUseAreRefused) {
             "STITCH_SECRET_FILE \"" + empty.path() +
                 "\" is set but empty: give all workers the same secret, or unset it to run without "
                 "one");
-  EXPECT_NE(error_with({{"STITCH_SECRET_FILE", "/"}}).find("no regular file"), std::string::npos);
-  EXPECT_NE(error_with({{"STITCH_SECRET_FILE", "/nowhere/at/all"}}).find("cannot be opened"),
-            std::string::npos);
+  EXPECT_TRUE(contains(error_with({{"STITCH_SECRET_FILE", "/"}}), "no regular file"));
+  EXPECT_TRUE(
+      contains(error_with({{"STITCH_SECRET_FILE", "/nowhere/at/all"}}), "cannot be opened"));
 }
 
 TEST(Secret, FilesOfOtherUsersAreRefused) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can give files away";
   const SecretFile file("secret");
   ASSERT_EQ(chown(file.path().c_str(), 12345, 12345), 0);
-  EXPECT_NE(error_with({{"STITCH_SECRET_FILE", file.path()}}).find("belongs to user 12345"),
-            std::string::npos);
+  EXPECT_TRUE(contains(error_with({{"STITCH_SECRET_FILE", file.path()}}), "belongs to user 12345"));
 }
 
 TEST(Encryption, NeedsASecretAndAKnownName) {
-  const Variables scope(std::map<std::string, std::string>{{"STITCH_ENCRYPTION", "off"}});
+  const Variables scope(Environment{{"STITCH_ENCRYPTION", "off"}});
   EXPECT_EQ(stitch::resolve_options({.rank = 0, .world_size = 1, .secret = "s"}).encryption,
             stitch::Encryption::off);
   EXPECT_TRUE(error_with({{"STITCH_ENCRYPTION", "on"}})
@@ -430,24 +400,23 @@ TEST(Encryption, NeedsASecretAndAKnownName) {
   EXPECT_EQ(error_with({{"STITCH_ENCRYPTION", "yes"}}),
             "STITCH_ENCRYPTION is \"yes\"; allowed: on, off");
   // The field takes the names, too, and counts before the variable.
-  stitch::Options options{.rank = 0, .world_size = 1, .secret = "s", .encryption = "off"};
+  Options options{.rank = 0, .world_size = 1, .secret = "s", .encryption = "off"};
   EXPECT_EQ(stitch::resolve_options(options).encryption, stitch::Encryption::off);
   options.encryption = "on";
   EXPECT_EQ(stitch::resolve_options(options).encryption, stitch::Encryption::on);
-  EXPECT_EQ(std::string(stitch::testing::error_of([&] { options.encryption = "onn"; }).what()),
+  EXPECT_EQ(std::string(error_of([&] { options.encryption = "onn"; }).what()),
             "encryption is \"onn\"; allowed: on, off");
   const char* const unset = nullptr;
-  EXPECT_EQ(std::string(stitch::testing::error_of([&] { options.encryption = unset; }).what()),
+  EXPECT_EQ(std::string(error_of([&] { options.encryption = unset; }).what()),
             "encryption is \"(null)\"; allowed: on, off");
-  stitch::Options other;
+  Options other;
   EXPECT_FALSE(options.encryption == other.encryption);
   other.encryption = stitch::Encryption::on;
   EXPECT_TRUE(options.encryption == other.encryption);
 }
 
 TEST(TensorPipe, IsRefusedWithASecretUnlessInsecureIsAllowed) {
-  const stitch::Options options{
-      .rank = 0, .world_size = 1, .transports = {"shm", "uv"}, .secret = "s"};
+  const Options options{.rank = 0, .world_size = 1, .transports = {"shm", "uv"}, .secret = "s"};
   EXPECT_TRUE(
       error_with({}, options).starts_with("transports has \"uv\", which is refused with a secret"));
   EXPECT_EQ(error_with({{"STITCH_INSECURE", "1"}}, options), "no error");
@@ -458,8 +427,8 @@ TEST(TensorPipe, IsRefusedOnANetworkUnlessInsecureIsAllowed) {
   const auto refused = [](const std::string& transport, const std::string& address) {
     try {
       stitch::rpc::check_tensorpipe_address({"shm", transport}, address);
-    } catch (const stitch::Error& error) {
-      EXPECT_EQ(error.code(), stitch::ErrorCode::invalid_argument);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
       return true;
     }
     return false;
@@ -468,24 +437,21 @@ TEST(TensorPipe, IsRefusedOnANetworkUnlessInsecureIsAllowed) {
   EXPECT_TRUE(refused("tensorpipe-shm", "10.0.0.7"));
   EXPECT_FALSE(refused("tcp", "10.0.0.7"));
   EXPECT_FALSE(refused("uv", "127.0.0.1"));
-  const Variables scope(std::map<std::string, std::string>{{"STITCH_INSECURE", "1"}});
+  const Variables scope(Environment{{"STITCH_INSECURE", "1"}});
   EXPECT_FALSE(refused("uv", "10.0.0.7"));
 }
 
-std::optional<stitch::rpc::LaunchInfo> launch(std::map<std::string, std::string> variables) {
-  return stitch::rpc::read_launcher(
-      [variables = std::move(variables)](const std::string& name) -> std::optional<std::string> {
-        const auto found = variables.find(name);
-        return found == variables.end() ? std::nullopt : std::optional(found->second);
-      });
+auto reader_of(Environment variables) {
+  return [variables = std::move(variables)](const std::string& name) -> std::optional<std::string> {
+    const auto found = variables.find(name);
+    return found == variables.end() ? std::nullopt : std::optional(found->second);
+  };
 }
-
-std::string job(std::map<std::string, std::string> variables) {
-  return stitch::rpc::launcher_job(
-      [variables = std::move(variables)](const std::string& name) -> std::optional<std::string> {
-        const auto found = variables.find(name);
-        return found == variables.end() ? std::nullopt : std::optional(found->second);
-      });
+std::optional<stitch::rpc::LaunchInfo> launch(Environment variables) {
+  return stitch::rpc::read_launcher(reader_of(std::move(variables)));
+}
+std::string job(Environment variables) {
+  return stitch::rpc::launcher_job(reader_of(std::move(variables)));
 }
 
 TEST(Launcher, ReadsTorchrun) {
@@ -501,11 +467,11 @@ TEST(Launcher, ReadsTorchrun) {
 }
 
 TEST(Launcher, MeetsAtTheStoreOfTorchrunsAgent) {
-  std::map<std::string, std::string> variables{{"RANK", "1"},
-                                               {"WORLD_SIZE", "4"},
-                                               {"MASTER_ADDR", "10.0.0.7"},
-                                               {"MASTER_PORT", "29500"},
-                                               {"TORCHELASTIC_USE_AGENT_STORE", "True"}};
+  Environment variables{{"RANK", "1"},
+                        {"WORLD_SIZE", "4"},
+                        {"MASTER_ADDR", "10.0.0.7"},
+                        {"MASTER_PORT", "29500"},
+                        {"TORCHELASTIC_USE_AGENT_STORE", "True"}};
   EXPECT_EQ(launch(variables)->init_method, "c10d://10.0.0.7:29500");
   variables["GROUP_WORLD_SIZE"] = "2";
   EXPECT_EQ(launch(variables)->init_method, "tcp://10.0.0.7:29501");
@@ -543,9 +509,9 @@ TEST(Launcher, ReadsOpenMpiAndMpich) {
 }
 
 TEST(Launcher, OfAJobOfAnotherOneComesFirst) {
-  const std::map<std::string, std::string> slurm{
+  const Environment slurm{
       {"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "4"}, {"SLURM_JOB_ID", "77"}, {"SLURM_STEP_ID", "1"}};
-  const auto inside = [&](std::map<std::string, std::string> variables) {
+  const auto inside = [&](Environment variables) {
     variables.insert(slurm.begin(), slurm.end());
     return variables;
   };
@@ -571,8 +537,7 @@ TEST(Launcher, OfAJobOfAnotherOneComesFirst) {
 
 // What the program says, no launcher has to say: its variables may be half there.
 TEST(Launcher, IsNotAskedForWhatIsKnown) {
-  const std::map<std::string, std::string> half{
-      {"SLURM_PROCID", "7"}, {"SLURM_NNODES", "x"}, {"MASTER_ADDR", "h"}};
+  const Environment half{{"SLURM_PROCID", "7"}, {"SLURM_NNODES", "x"}, {"MASTER_ADDR", "h"}};
   EXPECT_EQ(error_with(half, {.world_size = 1}), "no error");
   EXPECT_EQ(error_with(half, {.rank = 1, .world_size = 2, .init_method = "file:///tmp/x"}),
             "no error");
@@ -608,13 +573,8 @@ TEST(Launcher, MeetsInTheUsersOwnFolderWhereThereIsOne) {
 }
 
 TEST(Launcher, NamesWhatIsMissingOrWrong) {
-  const auto text = [](std::map<std::string, std::string> variables) -> std::string {
-    try {
-      launch(std::move(variables));
-    } catch (const stitch::Error& error) {
-      return error.what();
-    }
-    return "no error";
+  const auto text = [](const Environment& variables) {
+    return std::string(error_of([&] { launch(variables); }).what());
   };
   EXPECT_EQ(text({{"RANK", "0"}}), "variable WORLD_SIZE is not set, though RANK is");
   EXPECT_EQ(text({{"RANK", "x"}}), "variable RANK is \"x\", not a number from 0 on");

@@ -7,14 +7,13 @@
 namespace peer_budget_test {
 namespace {
 
-using namespace std::chrono_literals;
+using namespace stitch::testing;
 using stitch::rpc::FrameQueue;
 using stitch::rpc::OneWayCredits;
 using stitch::rpc::PeerBudget;
 using stitch::rpc::PeerLimits;
 using stitch::rpc::Room;
 using stitch::rpc::UnwrittenReplies;
-using stitch::testing::eventually;
 using Time = PeerBudget::Clock::time_point;
 using Ids = std::vector<std::uint64_t>;
 

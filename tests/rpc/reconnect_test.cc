@@ -10,15 +10,11 @@
 namespace reconnect_test {
 namespace {
 
-using namespace std::chrono_literals;
-using stitch::Error;
-using stitch::WorkerId;
-using stitch::WorkerInfo;
+using namespace stitch::testing;
 using stitch::base::Mutex;
 using stitch::base::MutexLock;
 using stitch::rpc::Member;
 using stitch::rpc::PeerTable;
-using stitch::testing::eventually;
 namespace base = stitch::base;
 namespace transport = stitch::transport;
 
@@ -278,8 +274,7 @@ TEST(Reconnect, APeerWhoseProcessIsGoneIsLostAtOnce) {
     // It says nothing, as if it were killed: its connections end, and nothing listens there.
     EXPECT_LT(time_to_lose(a, [&] { of_b->close(); }), 5s)
         << transport << ": the grace time is 10 s";
-    EXPECT_NE(a.lost().at(0).find("no process listens at its addresses any more"),
-              std::string::npos)
+    EXPECT_TRUE(contains(a.lost().at(0), "no process listens at its addresses any more"))
         << a.lost().at(0);
     a.send(1, 2);
     EXPECT_EQ(a.failed(), 1);

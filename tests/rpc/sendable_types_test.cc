@@ -9,11 +9,8 @@
 namespace sendable_types_test {
 namespace {
 
-using stitch::ErrorCode;
+using namespace stitch::testing;
 using stitch::Sendable;
-using stitch::testing::Cluster;
-using stitch::testing::error_of;
-using stitch::testing::has_text;
 
 template <class T>
 T echo(T value) {
@@ -21,7 +18,7 @@ T echo(T value) {
 }
 template <class T>
 T sent(const T& value) {
-  return stitch::rpc_sync<echo<T>>("worker1", value);
+  return rpc_sync<echo<T>>("worker1", value);
 }
 
 // --- plain structs
@@ -114,7 +111,7 @@ TEST(PlainStructs, MayContainThemselves) {
   Cluster cluster(2);
   Tree tree{1, {}, std::make_unique<Tree>(Tree{10, {}, nullptr})};
   tree.children.push_back(Tree{100, {}, nullptr});
-  EXPECT_EQ(stitch::rpc_sync<sum>("worker1", std::move(tree)), 111);
+  EXPECT_EQ(rpc_sync<sum>("worker1", std::move(tree)), 111);
 }
 
 TEST(PlainStructs, HaveTensorsInside) {
@@ -205,9 +202,9 @@ Bits make_bits() { return {1, 2}; }
 
 TEST(PlainStructs, ThatCannotBeSentCanBeKept) {
   Cluster cluster(2);
-  const auto kept = stitch::remote<make_union>("worker1");
+  const auto kept = remote<make_union>("worker1");
   kept.when_created().get();
-  stitch::remote<make_bits>("worker1").when_created().get();
+  remote<make_bits>("worker1").when_created().get();
 }
 
 // --- large values
@@ -225,14 +222,14 @@ std::size_t size_of_either(const std::vector<std::variant<int, Large>>& values) 
 
 TEST(LargeValues, InsideOthersDoNotLieOnTheStack) {
   Cluster cluster(2);
-  EXPECT_EQ(stitch::rpc_sync<size_of<Large>>("worker1", std::vector<Large>(3)), 3 * sizeof(Large));
+  EXPECT_EQ(rpc_sync<size_of<Large>>("worker1", std::vector<Large>(3)), 3 * sizeof(Large));
   std::map<int, Large> map;
   for (int i = 0; i < 4; ++i) map[i];
-  EXPECT_EQ(stitch::rpc_sync<size_of_map>("worker1", map), 4u);
-  EXPECT_EQ(stitch::rpc_sync<size_of_pointer>("worker1", std::make_unique<Large>()), sizeof(Large));
+  EXPECT_EQ(rpc_sync<size_of_map>("worker1", map), 4u);
+  EXPECT_EQ(rpc_sync<size_of_pointer>("worker1", std::make_unique<Large>()), sizeof(Large));
   std::vector<std::variant<int, Large>> either(1);
   either.front().emplace<Large>();
-  EXPECT_EQ(stitch::rpc_sync<size_of_either>("worker1", either), sizeof(Large));
+  EXPECT_EQ(rpc_sync<size_of_either>("worker1", either), sizeof(Large));
 }
 
 // --- libtorch's
@@ -348,7 +345,7 @@ struct Counter {
 
 TEST(MemberFunctions, QualifiedByLvalueAndNoexceptCanBeCalled) {
   Cluster cluster(2);
-  const auto counter = stitch::remote<Counter>("worker1");
+  const auto counter = remote<Counter>("worker1");
   EXPECT_EQ(counter.rpc_sync<&Counter::add>(3), 3);
   EXPECT_EQ(counter.rpc_sync<&Counter::get>(), 3);
 }

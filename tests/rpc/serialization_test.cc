@@ -8,13 +8,11 @@
 namespace serialization_test {
 namespace {
 
-using stitch::testing::Cluster;
-using stitch::testing::error_of;
-using stitch::testing::has_text;
+using namespace stitch::testing;
 
 static_assert(stitch::Sendable<std::vector<std::optional<at::Tensor>>>);
-static_assert(!stitch::Sendable<stitch::Future<int>>, "a future belongs to its process");
-static_assert(!stitch::Sendable<std::vector<stitch::Future<int>>>);
+static_assert(!stitch::Sendable<Future<int>>, "a future belongs to its process");
+static_assert(!stitch::Sendable<std::vector<Future<int>>>);
 static_assert(!stitch::Sendable<std::shared_ptr<int>> && !stitch::Sendable<int*>);
 
 enum class Colour : std::uint8_t { red, green };
@@ -43,7 +41,7 @@ std::unique_ptr<int> next(std::unique_ptr<int> value) { return std::make_unique<
 
 template <class T>
 void expect_echo(const T& value) {
-  EXPECT_EQ(stitch::rpc_sync<echo<T>>("worker1", value), value);
+  EXPECT_EQ(rpc_sync<echo<T>>("worker1", value), value);
 }
 
 TEST(Serialization, CarriesStandardTypes) {
@@ -67,14 +65,14 @@ TEST(Serialization, CarriesStandardTypes) {
   expect_echo(std::map<std::string, std::vector<int>>{{"a", {1}}, {"b", {}}});
   expect_echo(std::set<int>{3, 1});
   expect_echo(std::chrono::milliseconds(250));
-  expect_echo(stitch::WorkerInfo{"x", stitch::WorkerId(3), 9});
-  EXPECT_EQ(*stitch::rpc_sync<next>("worker1", std::make_unique<int>(4)), 5);
+  expect_echo(WorkerInfo{"x", WorkerId(3), 9});
+  EXPECT_EQ(*rpc_sync<next>("worker1", std::make_unique<int>(4)), 5);
 }
 
 TEST(Serialization, CarriesStructsWithTensorsInside) {
   Cluster cluster(2);
   const Outer outer{"net", {{1, at::arange(3)}, {2, at::Tensor()}}, {{"w", at::ones({2, 2})}}};
-  const Outer back = stitch::rpc_sync<echo<Outer>>("worker1", outer);
+  const Outer back = rpc_sync<echo<Outer>>("worker1", outer);
   EXPECT_EQ(back.name, "net");
   ASSERT_EQ(back.inner.size(), 2u);
   EXPECT_TRUE(at::equal(back.inner[0].weights, at::arange(3)));
@@ -83,7 +81,7 @@ TEST(Serialization, CarriesStructsWithTensorsInside) {
 }
 
 void expect_tensor_echo(const at::Tensor& tensor) {
-  const at::Tensor back = stitch::rpc_sync<echo<at::Tensor>>("worker1", tensor);
+  const at::Tensor back = rpc_sync<echo<at::Tensor>>("worker1", tensor);
   ASSERT_EQ(back.defined(), tensor.defined());
   if (!tensor.defined()) return;
   EXPECT_EQ(back.scalar_type(), tensor.scalar_type());
@@ -144,7 +142,7 @@ TEST(Serialization, SendsOnlyTheBytesAViewCovers) {
 TEST(Serialization, DenseTensorsKeepTheOrderOfTheirDimensionsAndGapsAreNotSent) {
   Cluster cluster(2);
   const auto strides_of = [](const at::Tensor& tensor) {
-    const at::Tensor back = stitch::rpc_sync<echo<at::Tensor>>("worker1", tensor);
+    const at::Tensor back = rpc_sync<echo<at::Tensor>>("worker1", tensor);
     EXPECT_TRUE(at::equal(back, tensor));
     return back.strides().vec();
   };
@@ -163,10 +161,10 @@ TEST(Serialization, DenseTensorsKeepTheOrderOfTheirDimensionsAndGapsAreNotSent) 
 }
 
 void expect_refused(const at::Tensor& tensor, const std::string& text) {
-  EXPECT_TRUE(has_text(error_of([&] { stitch::rpc_sync<echo<at::Tensor>>("worker1", tensor); }),
-                       stitch::ErrorCode::invalid_argument, text));
-  EXPECT_TRUE(has_text(error_of([&] { stitch::notify<echo<at::Tensor>>("worker1", tensor); }),
-                       stitch::ErrorCode::invalid_argument, text));
+  EXPECT_TRUE(has_text(error_of([&] { rpc_sync<echo<at::Tensor>>("worker1", tensor); }),
+                       ErrorCode::invalid_argument, text));
+  EXPECT_TRUE(has_text(error_of([&] { notify<echo<at::Tensor>>("worker1", tensor); }),
+                       ErrorCode::invalid_argument, text));
   expect_echo(1);
 }
 
@@ -200,11 +198,11 @@ TEST(Serialization, RefusesTensorsWithoutTheirMemory) {
     expect_refused(turned, "its storage has 40 of " + needed + " bytes");
     expect_refused(row, "its storage has 40 of " + std::to_string(size * 8));
     // The result of a call has nowhere to go, either.
-    EXPECT_TRUE(has_text(error_of([&] {
-                           stitch::rpc_sync<echo<at::Tensor>>(
-                               stitch::Target("worker1").into(shorter), at::ones({size, size}));
-                         }),
-                         stitch::ErrorCode::invalid_argument, "its storage has 40 of " + needed));
+    EXPECT_TRUE(has_text(
+        error_of([&] {
+          rpc_sync<echo<at::Tensor>>(Target("worker1").into(shorter), at::ones({size, size}));
+        }),
+        ErrorCode::invalid_argument, "its storage has 40 of " + needed));
   }
   const auto values = at::ones(2);
   const auto sparse = at::sparse_coo_tensor(at::zeros({1, 2}, at::kLong), values, {5});
@@ -221,10 +219,10 @@ TEST(Serialization, KeepsTheValuesBehindTheBitsOfATensor) {
   expect_tensor_echo(at::imag(complex.conj()));  // the negative bit
   expect_tensor_echo(at::_efficientzerotensor({3}, at::TensorOptions()));
   at::Tensor number = at::scalar_tensor(2.5, at::kDouble);
-  EXPECT_FALSE(stitch::rpc_sync<is_wrapped>("worker1", number));
+  EXPECT_FALSE(rpc_sync<is_wrapped>("worker1", number));
   number.unsafeGetTensorImpl()->set_wrapped_number(true);
-  EXPECT_TRUE(stitch::rpc_sync<is_wrapped>("worker1", number));
-  const at::Tensor back = stitch::rpc_sync<echo<at::Tensor>>("worker1", number);
+  EXPECT_TRUE(rpc_sync<is_wrapped>("worker1", number));
+  const at::Tensor back = rpc_sync<echo<at::Tensor>>("worker1", number);
   EXPECT_EQ((at::ones(2, at::kFloat) + back).scalar_type(), at::kFloat);
 }
 
@@ -235,7 +233,7 @@ TEST(Serialization, DoesNotKeepAliasing) {
   for (const std::int64_t size : {4, 100'000}) {
     const auto tensor = at::zeros({size});
     EXPECT_TRUE(share_memory(tensor, tensor.view({2, -1})));
-    EXPECT_FALSE(stitch::rpc_sync<share_memory>("worker1", tensor, tensor.view({2, -1}))) << size;
+    EXPECT_FALSE(rpc_sync<share_memory>("worker1", tensor, tensor.view({2, -1}))) << size;
   }
 }
 
@@ -243,7 +241,7 @@ TEST(Serialization, SmallArgumentsMayBeChangedAfterTheCallReturns) {
   Cluster cluster(2);
   for (const std::int64_t size : {8, 6000}) {  // inside the frame, and a snapshot beside it
     auto tensor = at::zeros({size}, at::kDouble);
-    auto future = stitch::rpc_async<echo<at::Tensor>>("worker1", tensor);
+    auto future = rpc_async<echo<at::Tensor>>("worker1", tensor);
     tensor.fill_(1);
     EXPECT_TRUE(at::equal(future.get(), at::zeros({size}, at::kDouble)));
   }

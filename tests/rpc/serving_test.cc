@@ -9,9 +9,7 @@
 namespace serving_test {
 namespace {
 
-using namespace std::chrono_literals;
-using stitch::Future;
-using stitch::testing::Cluster;
+using namespace stitch::testing;
 
 std::atomic<int> serving_now{0};
 std::atomic<int> most_serving{0};
@@ -35,12 +33,10 @@ void wait_at_gate_seen() {
 }
 void open_gate() { gate->release(); }
 
-int pass_down(int depth) {
-  return depth == 0 ? 0 : 1 + stitch::rpc_sync<pass_down>("worker0", depth - 1);
-}
+int pass_down(int depth) { return depth == 0 ? 0 : 1 + rpc_sync<pass_down>("worker0", depth - 1); }
 
 Future<int> answer_after_a_call(int i) {
-  co_await stitch::rpc_async<serve_counted>("worker0", i);
+  co_await rpc_async<serve_counted>("worker0", i);
   co_return i;
 }
 
@@ -51,7 +47,7 @@ std::vector<float> many_numbers() { return std::vector<float>(200'000, 1); }
 class Serving : public ::testing::TestWithParam<const char*> {
  protected:
   static std::unique_ptr<Cluster> cluster(int size, int threads) {
-    return std::make_unique<Cluster>(size, [threads](stitch::Options& options) {
+    return std::make_unique<Cluster>(size, [threads](Options& options) {
       options.num_threads = threads;
       options.transports = {GetParam()};
     });
@@ -64,7 +60,7 @@ TEST_P(Serving, ALargeResultDoesNotWaitForTheCallersHandlers) {
   const auto cluster = this->cluster(2, 1);
   auto waiting = (*cluster)[1].rpc_async<wait_at_gate_seen>("worker0");
   at_gate.acquire();
-  auto numbers = stitch::rpc_async<many_numbers>({.to = "worker1", .timeout = 60s});
+  auto numbers = rpc_async<many_numbers>({.to = "worker1", .timeout = 60s});
   const bool came = numbers.wait_for(20s);
   gate->release();
   ASSERT_TRUE(came);
@@ -76,7 +72,7 @@ TEST_P(Serving, AWorkerOfOneThreadServesOneCallAtATime) {
   most_serving = 0;
   const auto world = cluster(2, 1);
   std::vector<Future<int>> answers;
-  for (int i = 0; i < 2000; ++i) answers.push_back(stitch::rpc_async<serve_counted>("worker1", i));
+  for (int i = 0; i < 2000; ++i) answers.push_back(rpc_async<serve_counted>("worker1", i));
   for (int i = 0; i < 2000; ++i) EXPECT_EQ(answers[static_cast<std::size_t>(i)].get(), i);
   EXPECT_EQ(most_serving, 1);
 }
@@ -85,8 +81,8 @@ TEST_P(Serving, AHandlerThatWaitsForAnotherCallDoesNotBlockIt) {
   for (int round = 0; round < 50; ++round) {
     gate = std::make_unique<std::binary_semaphore>(0);
     const auto world = cluster(2, 2);
-    const auto waiting = stitch::rpc_async<wait_at_gate>("worker1");
-    stitch::rpc_sync<open_gate>("worker1");
+    const auto waiting = rpc_async<wait_at_gate>("worker1");
+    rpc_sync<open_gate>("worker1");
     waiting.get();
   }
 }
@@ -97,9 +93,9 @@ TEST_P(Serving, OneBatchIsServedBySeveralThreads) {
   const auto world = cluster(2, 2);
   for (int round = 0; round < 100; ++round) {
     std::vector<Future<int>> between;
-    const auto waiting = stitch::rpc_async<wait_at_gate>("worker1");
-    for (int i = 0; i < 10; ++i) between.push_back(stitch::rpc_async<serve_counted>("worker1", i));
-    const auto opening = stitch::rpc_async<open_gate>("worker1");
+    const auto waiting = rpc_async<wait_at_gate>("worker1");
+    for (int i = 0; i < 10; ++i) between.push_back(rpc_async<serve_counted>("worker1", i));
+    const auto opening = rpc_async<open_gate>("worker1");
     waiting.get();
     opening.get();
     for (auto& each : between) static_cast<void>(each.get());
@@ -108,15 +104,14 @@ TEST_P(Serving, OneBatchIsServedBySeveralThreads) {
 
 TEST_P(Serving, CallsBackAndForthNeedNoThreadOfTheirOwn) {
   const auto world = cluster(2, 1);
-  EXPECT_EQ(stitch::rpc_sync<pass_down>("worker1", 20), 20);
+  EXPECT_EQ(rpc_sync<pass_down>("worker1", 20), 20);
 }
 
 TEST_P(Serving, CoroutinesAnswerWhileOthersAreServed) {
   const auto world = cluster(3, 1);
   std::vector<Future<int>> answers;
   for (int i = 0; i < 500; ++i)
-    answers.push_back(
-        stitch::rpc_async<answer_after_a_call>(i % 2 == 0 ? "worker1" : "worker2", i));
+    answers.push_back(rpc_async<answer_after_a_call>(i % 2 == 0 ? "worker1" : "worker2", i));
   for (int i = 0; i < 500; ++i) EXPECT_EQ(answers[static_cast<std::size_t>(i)].get(), i);
 }
 
@@ -126,8 +121,8 @@ TEST_P(Serving, SmallCallsAndLargeTensorsShareAConnection) {
   std::vector<Future<at::Tensor>> tensors;
   std::vector<Future<int>> numbers;
   for (int round = 0; round < 8; ++round) {
-    tensors.push_back(stitch::rpc_async<doubled>("worker1", large));
-    for (int i = 0; i < 50; ++i) numbers.push_back(stitch::rpc_async<serve_counted>("worker1", i));
+    tensors.push_back(rpc_async<doubled>("worker1", large));
+    for (int i = 0; i < 50; ++i) numbers.push_back(rpc_async<serve_counted>("worker1", i));
   }
   for (std::size_t i = 0; i < numbers.size(); ++i)
     EXPECT_EQ(numbers[i].get(), static_cast<int>(i % 50));
@@ -139,7 +134,7 @@ TEST_P(Serving, ReceivedMemoryIsUsedAgain) {
   const auto world = cluster(2, 2);
   const auto large = at::ones({1 << 20});
   for (int i = 0; i < 20; ++i)
-    EXPECT_EQ(stitch::rpc_sync<doubled>("worker1", large).sum().item<float>(), 2.0F * (1 << 20));
+    EXPECT_EQ(rpc_sync<doubled>("worker1", large).sum().item<float>(), 2.0F * (1 << 20));
   const auto numbers = (*world)[0].debug_info();
   EXPECT_GE(numbers.at("rpc.receive_pool_reused"), 10);
   EXPECT_LE(numbers.at("rpc.receive_pool_fresh"), 5);
@@ -151,16 +146,16 @@ STITCH_INLINE(grad_mode_is_on);
 bool ask_back() {
   const c10::InferenceMode no_inference(false);
   const at::AutoGradMode with_grad(true);
-  return stitch::rpc_sync<grad_mode_is_on>("worker0");
+  return rpc_sync<grad_mode_is_on>("worker0");
 }
 
 TEST_P(Serving, AThreadThatWaitsServesOthersWithoutItsGuards) {
   const auto world = cluster(2, 2);
   const at::NoGradGuard no_grad;
   const c10::InferenceMode inference;
-  for (int i = 0; i < 200; ++i) EXPECT_TRUE(stitch::rpc_sync<ask_back>("worker1"));
+  for (int i = 0; i < 200; ++i) EXPECT_TRUE(rpc_sync<ask_back>("worker1"));
   EXPECT_FALSE(at::GradMode::is_enabled());
-  EXPECT_FALSE(stitch::rpc_sync<doubled>("worker1", at::ones({4})).is_inference());
+  EXPECT_FALSE(rpc_sync<doubled>("worker1", at::ones({4})).is_inference());
 }
 
 TEST_P(Serving, ManyThreadsWaitConcurrently) {
@@ -169,12 +164,10 @@ TEST_P(Serving, ManyThreadsWaitConcurrently) {
   std::atomic<int> wrong{0};
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([&, t] {
-      const stitch::WorkerScope scope((*world)[t % 3]);
+      const WorkerScope scope((*world)[t % 3]);
       for (int i = 0; i < 300; ++i)
         wrong +=
-            stitch::rpc_sync<serve_counted>("worker" + std::to_string((t + 1 + i % 2) % 3), i) == i
-                ? 0
-                : 1;
+            rpc_sync<serve_counted>("worker" + std::to_string((t + 1 + i % 2) % 3), i) == i ? 0 : 1;
     });
   }
   threads.clear();
@@ -182,11 +175,7 @@ TEST_P(Serving, ManyThreadsWaitConcurrently) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Over, Serving, ::testing::Values("loopback", "shm", "uv"),
-                         [](const auto& info) {
-                           std::string name = info.param;
-                           std::replace(name.begin(), name.end(), '-', '_');
-                           return name;
-                         });
+                         [](const auto& info) { return std::string(info.param); });
 
 }  // namespace
 }  // namespace serving_test

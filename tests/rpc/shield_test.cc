@@ -6,15 +6,7 @@
 namespace shield_test {  // its functions are registered under their full names
 namespace {
 
-using namespace std::chrono_literals;
-using stitch::Error;
-using stitch::ErrorCode;
-using stitch::Future;
-using stitch::Promise;
-using stitch::testing::Cluster;
-using stitch::testing::error_of;
-using stitch::testing::eventually;
-using stitch::testing::resident_bytes;
+using namespace stitch::testing;
 
 Future<int> await(Future<int> future) { co_return co_await future; }
 
@@ -34,10 +26,10 @@ TEST(Shield, KeepsAStopFromWhatOthersNeed) {
 }
 
 TEST(Shield, HasTheOutcome) {
-  EXPECT_EQ(stitch::shield(stitch::make_ready(4)).get(), 4);
-  EXPECT_EQ(*stitch::shield(stitch::make_ready(std::make_unique<int>(4))).get(), 4);
-  stitch::shield(stitch::make_ready()).get();
-  const auto failed = stitch::make_failed<int>({ErrorCode::timeout, "late"});
+  EXPECT_EQ(stitch::shield(make_ready(4)).get(), 4);
+  EXPECT_EQ(*stitch::shield(make_ready(std::make_unique<int>(4))).get(), 4);
+  stitch::shield(make_ready()).get();
+  const auto failed = make_failed<int>({ErrorCode::timeout, "late"});
   EXPECT_EQ(stitch::shield(failed).error().code(), ErrorCode::timeout);
   EXPECT_EQ(error_of([] { static_cast<void>(stitch::shield(Future<int>())); }).code(),
             ErrorCode::invalid_argument);
@@ -52,15 +44,14 @@ TEST(Shield, LeavesNothingWithAFutureThatIsAwaitedInVain) {
   const auto wait_in_vain = [&] {
     await(stitch::shield(promise.future())).cancel();
     static_cast<void>(stitch::shield(promise.future()));
-    static_cast<void>(
-        stitch::when_any(stitch::shield(promise.future()), stitch::make_ready(1)).get());
+    static_cast<void>(when_any(stitch::shield(promise.future()), make_ready(1)).get());
   };
   const auto uses = promise.shared_state().use_count();
   for (int i = 0; i < 1000; ++i) wait_in_vain();
   EXPECT_EQ(promise.shared_state().use_count(), uses);
   const auto before = resident_bytes();
   for (int i = 0; i < 20'000; ++i) wait_in_vain();
-  if (!stitch::testing::kAddressSanitizer) {  // which keeps freed memory for a while
+  if (!kAddressSanitizer) {  // which keeps freed memory for a while
     EXPECT_LT(resident_bytes(), before + (2 << 20)) << "100 bytes for each";
   }
   promise.set_value(1);
@@ -74,13 +65,13 @@ std::unique_ptr<Promise<int>> gate;
 int begin_in_background() {
   const auto work = [kept = std::string(100, 'x')]() -> Future<void> {
     co_await gate->future();
-    background += co_await stitch::rpc_async<answer>("worker0") + static_cast<int>(kept.size());
+    background += co_await rpc_async<answer>("worker0") + static_cast<int>(kept.size());
   };
   static_cast<void>(stitch::detached(work));
   stitch::detached([] {
     const auto& context = stitch::rpc::ExecutionContext::current();
     asks_under_nothing = context.deadline == stitch::rpc::Clock::time_point::max() &&
-                         !stitch::current_stop_token().stop_possible() &&
+                         !current_stop_token().stop_possible() &&
                          context.autograd_context == nullptr && context.runtime != nullptr;
   });
   return 1;
@@ -91,7 +82,7 @@ TEST(Detached, WorkOutlivesItsCall) {
   gate = std::make_unique<Promise<int>>();
   background = 0;
   asks_under_nothing = false;
-  EXPECT_EQ(stitch::rpc_sync<begin_in_background>({.to = "worker1", .timeout = 200ms}), 1);
+  EXPECT_EQ(rpc_sync<begin_in_background>({.to = "worker1", .timeout = 200ms}), 1);
   std::this_thread::sleep_for(250ms);  // the deadline of the call that has begun it
   gate->set_value(1);
   EXPECT_TRUE(eventually([] { return background == 103; }));
@@ -123,7 +114,7 @@ TEST(Detached, ItsFunctionLivesUntilTheWorkHasEnded) {
 
 TEST(Detached, ReturnsWhatItsFunctionDoes) {
   EXPECT_EQ(stitch::detached([] { return 2; }), 2);
-  EXPECT_EQ(stitch::detached([] { return stitch::make_ready(2); }).get(), 2);
+  EXPECT_EQ(stitch::detached([] { return make_ready(2); }).get(), 2);
   EXPECT_THROW(stitch::detached([] { throw std::runtime_error("from the function"); }),
                std::runtime_error);
 }

@@ -5,16 +5,12 @@
 namespace silence_test {
 namespace {
 
-using namespace std::chrono_literals;
-using stitch::testing::Cluster;
+using namespace stitch::testing;
 
 int one() { return 1; }
 
 TEST(Silence, OfAPartitionThatEndsInTimeCostsNothing) {
-  Cluster cluster(2, [](stitch::Options& options) {
-    options.transports = {"shm"};
-    options.fault = "partition=worker0|worker1@300ms-2s";
-  });
+  Cluster cluster(2, {.transports = {"shm"}, .fault = "partition=worker0|worker1@300ms-2s"});
   const auto begun = std::chrono::steady_clock::now();
   while (std::chrono::steady_clock::now() - begun < 2500ms) {
     EXPECT_EQ(cluster[0].rpc_sync<one>("worker1"), 1);
@@ -26,10 +22,7 @@ TEST(Silence, OfAPartitionThatEndsInTimeCostsNothing) {
 
 // Such as a callback of a user's that writes to a file on a host that is away.
 TEST(Silence, IsNotThatOfAWorkerWhoseEventLoopStandsStill) {
-  Cluster cluster(3, [](stitch::Options& options) {
-    options.transports = {"shm"};
-    options.heartbeat_timeout = 1s;
-  });
+  Cluster cluster(3, {.heartbeat_timeout = 1s, .transports = {"shm"}});
   for (int rank = 0; rank < 3; ++rank) {
     for (const auto& peer : cluster[rank].workers())
       EXPECT_EQ(cluster[rank].rpc_sync<one>(peer), 1);

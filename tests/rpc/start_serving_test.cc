@@ -6,12 +6,7 @@
 namespace start_serving_test {
 namespace {
 
-using namespace std::chrono_literals;
-using stitch::ErrorCode;
-using stitch::testing::Cluster;
-using stitch::testing::error_of;
-using stitch::testing::eventually;
-using stitch::testing::has_text;
+using namespace stitch::testing;
 
 struct Model {
   std::atomic<int> version{0};
@@ -35,8 +30,8 @@ struct Counter {
 };
 
 // Worker 1 waits for serve(); each worker has a model of its own.
-std::unique_ptr<Cluster> cluster(const std::function<void(stitch::Options&)>& adjust = {}) {
-  return std::make_unique<Cluster>(2, [&](stitch::Options& options) {
+std::unique_ptr<Cluster> cluster(const std::function<void(Options&)>& adjust = {}) {
+  return std::make_unique<Cluster>(2, [&](Options& options) {
     options.start_serving = options.rank == 0;
     options.num_threads = 1;
     options.user_data = std::make_shared<Model>();
@@ -44,18 +39,18 @@ std::unique_ptr<Cluster> cluster(const std::function<void(stitch::Options&)>& ad
   });
 }
 
-std::shared_ptr<Model> model_of(const stitch::Worker& worker) {
+std::shared_ptr<Model> model_of(const Worker& worker) {
   return worker.user_data<std::shared_ptr<Model>>();
 }
 
 TEST(StartServing, CallsThatComeBeforeWaitAndAreServedInTheirOrder) {
   const auto world = cluster();
-  auto before = stitch::rpc_async<version>("worker1");
-  auto before_inline = stitch::rpc_async<version_inline>("worker1");
-  auto counter = stitch::remote<Counter>("worker1");
+  auto before = rpc_async<version>("worker1");
+  auto before_inline = rpc_async<version_inline>("worker1");
+  auto counter = remote<Counter>("worker1");
   auto added = counter.rpc_async<&Counter::add>(3);
-  for (int i = 0; i < 20; ++i) stitch::notify<note>("worker1", i);
-  auto last = stitch::rpc_async<note>("worker1", 20);
+  for (int i = 0; i < 20; ++i) notify<note>("worker1", i);
+  auto last = rpc_async<note>("worker1", 20);
   ASSERT_TRUE(eventually([&] { return (*world)[1].debug_info()["rpc.calls_served"] >= 25; }));
   EXPECT_FALSE(before.wait_for(20ms));
   EXPECT_FALSE(before_inline.ready());
@@ -69,7 +64,7 @@ TEST(StartServing, CallsThatComeBeforeWaitAndAreServedInTheirOrder) {
   std::iota(ascending.begin(), ascending.end(), 0);
   EXPECT_EQ(model_of((*world)[1])->order, ascending);
   (*world)[1].serve();  // without effect
-  EXPECT_EQ(stitch::rpc_sync<version>("worker1"), 7);
+  EXPECT_EQ(rpc_sync<version>("worker1"), 7);
 }
 
 TEST(StartServing, BarriersAreAnsweredBefore) {
@@ -86,45 +81,45 @@ TEST(StartServing, BarriersAreAnsweredBefore) {
 
 TEST(StartServing, ACallWhoseDeadlinePassesBeforeSaysSo) {
   const auto world = cluster();
-  const auto error = error_of(
-      [] { static_cast<void>(stitch::rpc_sync<version>({.to = "worker1", .timeout = 50ms})); });
+  const auto error =
+      error_of([] { static_cast<void>(rpc_sync<version>({.to = "worker1", .timeout = 50ms})); });
   EXPECT_TRUE(has_text(error, ErrorCode::timeout, " there, before Worker::serve()"));
   (*world)[1].serve();
-  EXPECT_EQ(stitch::rpc_sync<version>("worker1"), 0);
+  EXPECT_EQ(rpc_sync<version>("worker1"), 0);
 }
 
 TEST(StartServing, AWorkerThatLeavesBeforeRefusesWhatWaitsAndWhatComes) {
   auto world = cluster();
-  auto waiting = stitch::rpc_async<version>("worker1");
+  auto waiting = rpc_async<version>("worker1");
   ASSERT_TRUE(eventually([&] { return (*world)[1].debug_info()["rpc.calls_served"] == 1; }));
   std::thread leaving([&] { (*world)[1].shutdown(); });
   const std::string text = "is shutting down; Worker::serve() was not called there";
   EXPECT_TRUE(has_text(error_of([&] { waiting.get(); }), ErrorCode::shutting_down, text));
-  EXPECT_TRUE(has_text(error_of([] { stitch::rpc_sync<version>("worker1"); }),
-                       ErrorCode::shutting_down, text));
+  EXPECT_TRUE(
+      has_text(error_of([] { rpc_sync<version>("worker1"); }), ErrorCode::shutting_down, text));
   (*world)[0].shutdown();
   leaving.join();
   EXPECT_TRUE(model_of((*world)[1])->order.empty());
 }
 
 TEST(UserData, IsThatOfTheWorkerWhoseFunctionRuns) {
-  const auto world = cluster([](stitch::Options& options) { options.start_serving = true; });
+  const auto world = cluster([](Options& options) { options.start_serving = true; });
   model_of((*world)[0])->version = 10;
   model_of((*world)[1])->version = 11;
-  EXPECT_EQ(stitch::rpc_sync<version>("worker0"), 10);
-  EXPECT_EQ(stitch::rpc_sync<version>("worker1"), 11);
+  EXPECT_EQ(rpc_sync<version>("worker0"), 10);
+  EXPECT_EQ(rpc_sync<version>("worker1"), 11);
   EXPECT_EQ(stitch::user_data<std::shared_ptr<Model>>()->version, 10);
 }
 
 TEST(UserData, OfAnotherTypeOrNoneIsAnErrorThatNamesBoth) {
-  const auto world = cluster([](stitch::Options& options) {
+  const auto world = cluster([](Options& options) {
     options.start_serving = true;
     if (options.rank == 0) options.user_data.reset();
   });
   EXPECT_TRUE(has_text(error_of([] { static_cast<void>(stitch::user_data<int>()); }),
                        ErrorCode::invalid_argument,
                        "user_data of worker \"worker0\" (id 0) is not set; wanted: int"));
-  EXPECT_TRUE(has_text(error_of([] { stitch::rpc_sync<wrong_type>("worker1"); }),
+  EXPECT_TRUE(has_text(error_of([] { rpc_sync<wrong_type>("worker1"); }),
                        ErrorCode::remote_exception, "is std::shared_ptr<"));
 }
 

@@ -7,15 +7,7 @@
 namespace stopped_calls_test {  // its functions are registered under their full names
 namespace {
 
-using namespace std::chrono_literals;
-using stitch::Error;
-using stitch::ErrorCode;
-using stitch::Future;
-using stitch::Options;
-using stitch::Promise;
-using stitch::testing::Cluster;
-using stitch::testing::error_of;
-using stitch::testing::eventually;
+using namespace stitch::testing;
 
 Future<int> await(Future<int> future) { co_return co_await future; }
 
@@ -24,31 +16,29 @@ std::atomic<bool> may_end{false};
 // Returns when it is asked to stop, or may end.
 int wait_for_stop() {
   ++begun;
-  const auto token = stitch::current_stop_token();
+  const auto token = current_stop_token();
   EXPECT_TRUE(eventually([&] { return token.stop_requested() || may_end; }));
   if (token.stop_requested()) ++stopped;
   return 7;
 }
-Future<int> begin_call() {
-  return stitch::rpc_async<wait_for_stop>({.to = "worker0", .timeout = 0s});
-}
+Future<int> begin_call() { return rpc_async<wait_for_stop>({.to = "worker0", .timeout = 0s}); }
 
 Future<int> as_temporary() { co_return co_await begin_call(); }
 Future<int> as_parameter() { return await(begin_call()); }
 Future<int> as_then() {
   co_return co_await begin_call().then([](int value) { return value; }).then([](int value) {
-    return stitch::make_ready(value);
+    return make_ready(value);
   });
 }
 Future<int> as_followed() {
-  co_return co_await stitch::make_ready(1).then([](int) { return begin_call(); });
+  co_return co_await make_ready(1).then([](int) { return begin_call(); });
 }
 Future<int> as_member_of_all() {
-  co_return std::get<0>(co_await stitch::when_all(begin_call(), stitch::make_ready(1.5)));
+  co_return std::get<0>(co_await when_all(begin_call(), make_ready(1.5)));
 }
 Future<int> as_member_of_any() {
   const Promise<int> never;
-  co_return (co_await stitch::when_any(begin_call(), never.future())).second;
+  co_return (co_await when_any(begin_call(), never.future())).second;
 }
 Future<int> in_a_vector() {
   std::vector<Future<int>> calls;
@@ -84,16 +74,16 @@ Begin handled = nullptr;
 Future<int> handler() { return handled(); }
 
 // Of worker0. That number is there once something came from it.
-std::int64_t calls_held_by(stitch::Worker& worker) {
+std::int64_t calls_held_by(Worker& worker) {
   const auto numbers = worker.debug_info();
   const auto found = numbers.find("rpc.peer.worker0.calls_held");
   return found == numbers.end() ? 0 : found->second;
 }
 
 TEST_P(WorkOfCalls, StopsWithTheCallOfItsHandler) {
-  Cluster cluster(2, [](Options& options) { options.num_threads = 1; });
+  Cluster cluster(2, {.num_threads = 1});
   handled = GetParam();
-  const auto call = stitch::rpc_async<handler>("worker1");
+  const auto call = rpc_async<handler>("worker1");
   EXPECT_TRUE(eventually([] { return begun == 1; }));
   call.cancel();
   EXPECT_TRUE(eventually([] { return stopped == 1; }));
@@ -109,14 +99,12 @@ INSTANTIATE_TEST_SUITE_P(Ways, WorkOfCalls,
 Future<int> wait_below(int depth) {
   try {
     if (depth == 0) {
-      co_await stitch::rpc_async<wait_for_stop>("worker1");
+      co_await rpc_async<wait_for_stop>("worker1");
     } else {
       co_await wait_below(depth - 1);
     }
   } catch (const Error& error) {
-    told += stitch::current_stop_token().stop_requested() && error.code() == ErrorCode::cancelled
-                ? 1
-                : 0;
+    told += current_stop_token().stop_requested() && error.code() == ErrorCode::cancelled ? 1 : 0;
     ++ended;  // last: the test waits for it
     throw;
   }
@@ -125,15 +113,14 @@ Future<int> wait_below(int depth) {
 
 TEST(StoppedCalls, StopWhatTheirCoroutinesAwait) {
   begin_anew();
-  Cluster cluster(2, [](Options& options) { options.num_threads = 1; });
-  const auto cancelled = stitch::rpc_async<wait_below>("worker1", 1);
+  Cluster cluster(2, {.num_threads = 1});
+  const auto cancelled = rpc_async<wait_below>("worker1", 1);
   EXPECT_TRUE(eventually([] { return begun == 1; }));
   cancelled.cancel();
   EXPECT_TRUE(eventually([] { return stopped == 1 && ended == 2; }, 10s));
   EXPECT_EQ(told, 2);
-  EXPECT_EQ(
-      error_of([] { stitch::rpc_sync<wait_below>({.to = "worker1", .timeout = 1s}, 0); }).code(),
-      ErrorCode::timeout);
+  EXPECT_EQ(error_of([] { rpc_sync<wait_below>({.to = "worker1", .timeout = 1s}, 0); }).code(),
+            ErrorCode::timeout);
   EXPECT_TRUE(eventually([] { return stopped == 2 && ended == 3; }, 10s));
 }
 
@@ -142,16 +129,16 @@ TEST(StoppedCalls, StopWhatTheirCoroutinesAwait) {
 std::unique_ptr<Promise<int>> never;
 int answer() { return 3; }
 std::atomic<bool> called_back{false};
-stitch::Worker* worker1 = nullptr;
+Worker* worker1 = nullptr;
 
 // Its code has a token of its own once it has awaited something.
 Future<int> with_a_callback() {
-  co_await stitch::rpc_async<answer>("worker1");
+  co_await rpc_async<answer>("worker1");
   const auto ask = [] {
-    const stitch::WorkerScope scope(*worker1);
-    called_back = stitch::rpc_sync<answer>("worker0") == 3;
+    const WorkerScope scope(*worker1);
+    called_back = rpc_sync<answer>("worker0") == 3;
   };
-  const std::stop_callback callback(stitch::current_stop_token(), ask);
+  const std::stop_callback callback(current_stop_token(), ask);
   ++begun;
   try {
     co_await never->future();
@@ -172,9 +159,9 @@ TEST(StoppedCalls, CallStopCallbacksThatMayWaitForFutures) {
     for (int i = 1; i <= rounds; ++i) {
       never = std::make_unique<Promise<int>>();
       called_back = false;
-      const auto call =
-          by_deadline ? stitch::rpc_async<with_a_callback>({.to = "worker1", .timeout = 500ms})
-                      : stitch::rpc_async<with_a_callback>("worker1");
+      const auto call = by_deadline
+                            ? rpc_async<with_a_callback>({.to = "worker1", .timeout = 500ms})
+                            : rpc_async<with_a_callback>("worker1");
       EXPECT_TRUE(eventually([&] { return begun == i; }));
       if (!by_deadline) call.cancel();
       EXPECT_TRUE(eventually([&] { return ended == i; })) << by_deadline << ", " << i;
@@ -186,7 +173,7 @@ TEST(StoppedCalls, CallStopCallbacksThatMayWaitForFutures) {
 
 std::atomic<bool> asked{false};
 Future<int> returns_late() {
-  const auto token = stitch::current_stop_token();
+  const auto token = current_stop_token();
   begun = 1;
   EXPECT_TRUE(eventually([&] { return token.stop_requested(); }));
   std::this_thread::sleep_for(20ms);  // all that a stop does has been done by then
@@ -199,7 +186,7 @@ TEST(StoppedCalls, StopWhatTheirHandlersReturnLater) {
   begin_anew();
   asked = false;
   never->on_cancel([] { asked = true; });
-  const auto call = stitch::rpc_async<returns_late>("worker1");
+  const auto call = rpc_async<returns_late>("worker1");
   EXPECT_TRUE(eventually([] { return begun == 1; }));
   call.cancel();
   EXPECT_TRUE(eventually([] { return asked.load(); }));

@@ -32,30 +32,13 @@ TEST(ThreadPool, RunsWhatIsQueuedThenEnds) {
   EXPECT_EQ(ran, 1000);
 }
 
-TEST(ThreadPool, MakesThreadsWhenTheyAreWanted) {
-  std::counting_semaphore<> go{0};
-  std::atomic<int> running{0};
-  ThreadPool pool(4, "pool");
-  EXPECT_EQ(pool.threads(), 1);
-  for (int i = 0; i < 6; ++i) {
-    post(pool, [&] {
-      ++running;
-      go.acquire();
-      --running;
-    });
-  }
-  EXPECT_TRUE(eventually([&] { return running == 4; }));
-  EXPECT_EQ(pool.threads(), 4);
-  go.release(6);
-  EXPECT_TRUE(eventually([&] { return running == 0 && pool.queued() == 0; }));
-}
-
-TEST(ThreadPool, EndsIdleThreadsButOne) {
+TEST(ThreadPool, MakesThreadsWhenTheyAreWantedAndEndsIdleOnesButOne) {
   ThreadPool pool(4, "pool", std::chrono::milliseconds(20));
+  EXPECT_EQ(pool.threads(), 1);
   for (int round = 0; round < 3; ++round) {
     std::counting_semaphore<> go{0};
     std::atomic<int> running{0};
-    for (int i = 0; i < 4; ++i) {
+    for (int i = 0; i < 6; ++i) {
       post(pool, [&] {
         ++running;
         go.acquire();
@@ -63,8 +46,10 @@ TEST(ThreadPool, EndsIdleThreadsButOne) {
       });
     }
     EXPECT_TRUE(eventually([&] { return running == 4; }));
-    go.release(4);
-    EXPECT_TRUE(eventually([&] { return running == 0 && pool.threads() == 1; }));
+    EXPECT_EQ(pool.threads(), 4);
+    go.release(6);
+    EXPECT_TRUE(
+        eventually([&] { return running == 0 && pool.queued() == 0 && pool.threads() == 1; }));
   }
 }
 

@@ -8,8 +8,7 @@ namespace unconnected_test {
 namespace {
 
 using std::chrono::seconds;
-using stitch::testing::eventually;
-using stitch::testing::RunningCommand;
+using namespace stitch::testing;
 
 // An elastic world of three founders, w0 to w2. They make no call.
 class Unconnected : public ::testing::TestWithParam<const char*> {
@@ -44,7 +43,7 @@ class Unconnected : public ::testing::TestWithParam<const char*> {
 
  private:
   std::string path(const std::string& name) const { return (folder_.path() / name).string(); }
-  const stitch::testing::TemporaryFolder folder_;
+  const TemporaryFolder folder_;
 };
 
 // heartbeat_timeout is 1.5 s: so long others wait for a first connection, so long it may take, and

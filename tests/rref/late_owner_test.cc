@@ -5,8 +5,7 @@
 namespace late_owner_test {
 namespace {
 
-using namespace std::chrono_literals;
-using stitch::testing::eventually;
+using namespace stitch::testing;
 
 int twice(int value) { return 2 * value; }
 
@@ -16,11 +15,11 @@ TEST(ReferencesOfALateOwner, HaveItsNameOnceThatIsKnown) {
     return stitch::init({.name = name, .world_size = "1:4", .init_timeout = 30s, .store = store});
   };
   auto first = join("first");
-  const stitch::WorkerScope scope(first);
+  const WorkerScope scope(first);
   const auto rrefs = stitch::rref::rrefs_of(*stitch::rpc::current_agent());
-  const auto life = stitch::rref::life_of({"", stitch::WorkerId(1), 1});
-  const stitch::WorkerInfo& before = rrefs->known_info_of(life);
-  EXPECT_EQ(before, (stitch::WorkerInfo{"", stitch::WorkerId(1), 1}));
+  const auto life = stitch::rref::life_of({"", WorkerId(1), 1});
+  const WorkerInfo& before = rrefs->known_info_of(life);
+  EXPECT_EQ(before, (WorkerInfo{"", WorkerId(1), 1}));
   auto second = join("second");
   ASSERT_TRUE(eventually([&] { return first.workers().size() == 2; }));
   EXPECT_EQ(rrefs->known_info_of(life), second.info());

@@ -10,10 +10,7 @@
 namespace stitch::object_lifetime_test {
 namespace {
 
-using namespace std::chrono_literals;
-using testing::Cluster;
-using testing::eventually;
-using testing::Gate;
+using namespace stitch::testing;
 
 int echo(int x) { return x; }
 
@@ -42,7 +39,7 @@ class Shelf {
     return std::accumulate(numbers_.begin(), numbers_.end(), 0);
   }
   // Goes on after it was stopped.
-  stitch::Future<int> work() const {
+  Future<int> work() const {
     try {
       co_await stopped->future();
     } catch (const Error&) {
@@ -51,7 +48,7 @@ class Shelf {
     co_await may_end->future();
     co_return std::accumulate(numbers_.begin(), numbers_.end(), 0);
   }
-  static inline std::optional<stitch::Promise<int>> stopped, may_end;
+  static inline std::optional<Promise<int>> stopped, may_end;
   static inline std::atomic<std::size_t> stopped_at_size{0};
 
  private:
@@ -200,7 +197,7 @@ TEST_F(ObjectLifetime, ACoroutineMethodAnswersWhenItsFrameIsGone) {
 }
 
 TEST_F(ObjectLifetime, ObjectsAreDestroyedOnUserFunctionThreadsWhereverTheLastReferenceIsDropped) {
-  Cluster cluster(2, [](Options& options) { options.num_threads = 1; });
+  Cluster cluster(2, {.num_threads = 1});
   gate.open();
   // Dropped on this thread, and on the thread that reads the DROP; destroyed on neither.
   { const auto mine = make_rref(std::make_unique<Shelf>()); }

@@ -7,12 +7,7 @@
 namespace stitch::pipelining_test {
 namespace {
 
-using namespace std::chrono_literals;
-using testing::Cluster;
-using testing::error_of;
-using testing::eventually;
-using testing::Gate;
-using testing::has_text;
+using namespace stitch::testing;
 
 Gate gate;
 int beyond_the_gate(int value) {
@@ -94,7 +89,7 @@ TEST_F(Pipelining, AChainCostsItsCallerOneMessageEachAndTheDataGoesDirectly) {
 }
 
 TEST_F(Pipelining, RemoteReturnsOnceItsRequestHasBegun) {
-  Cluster cluster(2, [](Options& options) { options.max_inflight_calls = 1; });
+  Cluster cluster(2, {.max_inflight_calls = 1});
   {
     const auto under_way = rpc_async<&beyond_the_gate>("worker1", 7);
     std::atomic<bool> made{false};
@@ -115,7 +110,7 @@ TEST_F(Pipelining, RemoteReturnsOnceItsRequestHasBegun) {
 }
 
 TEST_F(Pipelining, ACalleeWithOneThreadServesOthersWhileItWaitsForArguments) {
-  Cluster cluster(3, [](Options& options) { options.num_threads = 1; });
+  Cluster cluster(3, {.num_threads = 1});
   {
     const auto late = remote<&beyond_the_gate>("worker1", 7);
     std::vector<Future<int>> waiting;
@@ -140,7 +135,7 @@ TEST_F(Pipelining, ErrorsOfTheCreationReachTheCallerNamingFunctionAndOwner) {
       const Error error = error_of([&] { rpc_sync<&sum>(callee, 1, bad, 3); });
       EXPECT_TRUE(has_text(error, ErrorCode::remote_exception, origin));
       EXPECT_TRUE(has_text(error, ErrorCode::remote_exception, "failed: argument 2: "));
-      EXPECT_NE(error.function().find("sum"), std::string::npos);
+      EXPECT_TRUE(contains(error.function(), "sum"));
     }
     const auto result = remote<&one_more>("worker2", bad);
     EXPECT_TRUE(has_text(error_of([&] { result.when_created().get(); }),
@@ -233,10 +228,9 @@ TEST_F(Pipelining, AnOwnerThatGoesFailsTheCallsThatWaitForItsObjects) {
   EXPECT_TRUE(call.error().code() == ErrorCode::disconnected ||
               call.error().code() == ErrorCode::shutting_down)
       << call.error().what();
-  EXPECT_NE(std::string(call.error().what())
-                .find("argument 1: call RRef::to_here() to worker "
-                      "\"worker1\" (id 1) failed"),
-            std::string::npos)
+  EXPECT_TRUE(contains(call.error().what(),
+                       "argument 1: call RRef::to_here() to worker "
+                       "\"worker1\" (id 1) failed"))
       << call.error().what();
   EXPECT_TRUE(result.when_created().wait_for(20s));
   EXPECT_TRUE(result.when_created().has_error());

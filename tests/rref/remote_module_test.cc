@@ -6,8 +6,7 @@
 namespace stitch::remote_module_test {
 namespace {
 
-using testing::Cluster;
-using testing::eventually;
+using namespace stitch::testing;
 
 struct Net : torch::nn::Module {
   Net(int64_t in, int64_t out) {
@@ -116,16 +115,14 @@ TEST(RemoteModule, AStateThatIsNotStrictLoadsWhatFitsAndReturnsTheRest) {
   EXPECT_TRUE(at::equal(linear.state_dict().at("weight"), at::ones({5, 2})));
   EXPECT_TRUE(at::equal(linear.state_dict().at("bias"), before.at("bias")));
   // Sizes and dtypes have to fit all the same.
-  try {
+  const Error error = error_of([&] {
     linear.load_state_dict({{"weight", at::zeros({5, 2}, at::kDouble)}, {"bias", at::ones({4})}},
                            false);
-    FAIL();
-  } catch (const Error& error) {
-    const std::string text = error.what();
-    for (const char* part :
-         {"\"weight\" has dtype Float, given is Double", "\"bias\" has sizes [5], given are [4]"}) {
-      EXPECT_NE(text.find(part), std::string::npos) << text;
-    }
+  });
+  const std::string text = error.what();
+  for (const char* part :
+       {"\"weight\" has dtype Float, given is Double", "\"bias\" has sizes [5], given are [4]"}) {
+    EXPECT_TRUE(contains(text, part)) << text;
   }
   EXPECT_TRUE(at::equal(linear.state_dict().at("weight"), at::ones({5, 2})));
 }
@@ -160,33 +157,26 @@ TEST(RemoteModule, LivesOnTheCpuAndRefusesADeviceThatItsWorkerLacks) {
   Cluster cluster(2);
   const RemoteModule<torch::nn::Linear> linear({.to = "worker1", .device = at::kCPU}, 2, 5);
   EXPECT_EQ(linear.forward(at::ones({1, 2})).sizes(), (at::IntArrayRef{1, 5}));
-  try {
+  const Error error = error_of([&] {
     const RemoteModule<torch::nn::Linear> elsewhere(
         {.to = "worker1", .device = at::Device(at::kCUDA, 1)}, 2, 5);
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
-    EXPECT_NE(std::string(error.what()).find("cannot be made on device cuda:1"), std::string::npos)
-        << error.what();
-    EXPECT_NE(std::string(error.what()).find("worker \"worker1\""), std::string::npos)
-        << error.what();
-  }
+  });
+  EXPECT_TRUE(has_text(error, ErrorCode::invalid_argument, "cannot be made on device cuda:1"));
+  EXPECT_TRUE(contains(error.what(), "worker \"worker1\"")) << error.what();
 }
 
 TEST(RemoteModule, AStateThatDoesNotFitIsRefusedNamingEveryDifference) {
   Cluster cluster(2);
   const RemoteModule<torch::nn::Linear> linear("worker1", 2, 5);
   const auto before = linear.state_dict();
-  try {
+  const Error error = error_of([&] {
     linear.load_state_dict({{"weight", at::ones({5, 3})}, {"wait", at::ones({1})}});
-    FAIL();
-  } catch (const Error& error) {
-    const std::string text = error.what();
-    EXPECT_EQ(error.code(), ErrorCode::remote_exception);
-    for (const char* part : {"\"bias\" is missing", "\"wait\" is unknown",
-                             "\"weight\" has sizes [5, 2], given are [5, 3]"}) {
-      EXPECT_NE(text.find(part), std::string::npos) << text;
-    }
+  });
+  const std::string text = error.what();
+  EXPECT_EQ(error.code(), ErrorCode::remote_exception);
+  for (const char* part : {"\"bias\" is missing", "\"wait\" is unknown",
+                           "\"weight\" has sizes [5, 2], given are [5, 3]"}) {
+    EXPECT_TRUE(contains(text, part)) << text;
   }
   EXPECT_TRUE(at::equal(linear.state_dict().at("weight"), before.at("weight")));
 }

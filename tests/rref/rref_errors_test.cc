@@ -10,11 +10,7 @@
 namespace stitch::rref_errors_test {
 namespace {
 
-using namespace std::chrono_literals;
-using testing::Cluster;
-using testing::error_of;
-using testing::eventually;
-using testing::Gate;
+using namespace stitch::testing;
 
 struct Tally {
   int count = 0;
@@ -51,8 +47,7 @@ RRef<int> give_back() {
 }
 
 void expect_in(const Error& error, const std::string& part) {
-  EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << part << "\nis not in\n"
-                                                                     << error.what();
+  EXPECT_TRUE(contains(error.what(), part)) << part << "\nis not in\n" << error.what();
 }
 
 TEST(RRefErrors, WithoutACurrentWorkerNoReferenceIsMade) {
@@ -68,7 +63,7 @@ TEST(RRefErrors, WithoutACurrentWorkerNoReferenceIsMade) {
     EXPECT_TRUE(text.starts_with("there is no current worker: ")) << text;
   Cluster cluster(2);
   for (const std::string& text : texts()) {
-    EXPECT_NE(text.find("make one current with stitch::WorkerScope"), std::string::npos) << text;
+    EXPECT_TRUE(contains(text, "make one current with stitch::WorkerScope")) << text;
   }
 }
 
@@ -93,7 +88,7 @@ TEST(RRefErrors, AnArgumentThatCannotBeWrittenMakesNoCallAndNoObject) {
   const auto expect_refusal = [](const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::invalid_argument) << error.what();
     EXPECT_EQ(error.worker(), "worker1");
-    EXPECT_NE(error.function().find("ake"), std::string::npos) << error.function();
+    EXPECT_TRUE(contains(error.function(), "ake")) << error.function();
     expect_in(error, "to worker \"worker1\" (id 1) was not made: ");
     expect_in(error, "std::runtime_error: not today");
   };
@@ -121,7 +116,7 @@ TEST(RRefErrors, AReferencePassedOnAfterItsOwnersEndNamesTheCallTheOwnerAndItsEp
   const Error here = error_of([&] { tally.rpc_sync<&Tally::add>(1); });
   EXPECT_EQ(here.code(), ErrorCode::disconnected);
   EXPECT_EQ(here.worker(), "worker1");
-  EXPECT_NE(here.function().find("Tally::add"), std::string::npos) << here.function();
+  EXPECT_TRUE(contains(here.function(), "Tally::add")) << here.function();
   expect_in(here, "Tally::add() to worker \"worker1\" (id 1) was not made: " + gone);
   const Error created = error_of([&] { tally.when_created().get(); });
   EXPECT_EQ(created.code(), ErrorCode::disconnected);
@@ -156,7 +151,7 @@ TEST(RRefErrors, AFailedCreationNamesItsFunctionAndItsWorkerToEveryUser) {
     const Error creation = error_of([&] { bad.when_created().get(); });
     EXPECT_EQ(creation.code(), ErrorCode::remote_exception);
     EXPECT_EQ(creation.worker(), "worker1");
-    EXPECT_NE(creation.function().find("throws"), std::string::npos);
+    EXPECT_TRUE(contains(creation.function(), "throws"));
     expect_in(creation, origin);
     const Error fetch = error_of([&] { (void)bad.to_here(); });
     EXPECT_EQ(fetch.code(), ErrorCode::remote_exception);
@@ -213,7 +208,7 @@ TEST(RRefErrors, AReferenceThatCameBackToItsCreatorTellsHowTheCreationEnded) {
 
 TEST(RRefErrors, WaitsForACreationEndAtTheTimeLimitOfACall) {
   gate.close();
-  Cluster cluster(2, [](Options& options) { options.rpc_timeout = 50ms; });
+  Cluster cluster(2, {.rpc_timeout = 50ms});
   const auto there = remote<&beyond_the_gate>({.to = "worker1", .timeout = 0s}, 1);
   const auto here = remote<&beyond_the_gate>({.to = "worker0", .timeout = 0s}, 2);
   const auto start = std::chrono::steady_clock::now();
@@ -235,7 +230,7 @@ TEST(RRefErrors, WaitsForACreationEndAtTheTimeLimitOfACall) {
 
 TEST(RRefErrors, ACreationThatAsksForItIsRefusedAtOnceWhereItsOwnerIsFull) {
   gate.close();
-  Cluster cluster(2, [](Options& options) { options.max_inflight_calls = 1; });
+  Cluster cluster(2, {.max_inflight_calls = 1});
   const auto first = remote<&beyond_the_gate>("worker1", 3);
   EXPECT_TRUE(gate.wait_for_arrival());
   const TargetOptions refusing{.to = "worker1", .when_full = WhenFull::refuse};
@@ -259,7 +254,7 @@ TEST(RRefErrors, ACreationThatAsksForItIsRefusedAtOnceWhereItsOwnerIsFull) {
 
 TEST(RRefErrors, CallsThroughAReferenceThatAsksForItAreRefusedAtOnceWhereItsOwnerIsFull) {
   gate.close();
-  Cluster cluster(2, [](Options& options) { options.max_inflight_calls = 1; });
+  Cluster cluster(2, {.max_inflight_calls = 1});
   const auto tally = remote<Tally>("worker1");
   tally.when_created().get();
   const auto first = remote<&beyond_the_gate>("worker1", 3);

@@ -12,10 +12,7 @@
 namespace stitch::rref_list_test {
 namespace {
 
-using namespace std::chrono_literals;
-using testing::Cluster;
-using testing::eventually;
-using testing::Gate;
+using namespace stitch::testing;
 
 Gate gate;
 int beyond_the_gate(int value) {
@@ -102,17 +99,17 @@ TEST(RRefList, TellsTypeSizeStateHoldersAndOriginOfEachObject) {
     EXPECT_EQ(ones.state, RRefState::ready);
     EXPECT_EQ(ones.type, "at::Tensor");
     EXPECT_EQ(ones.bytes, sizeof(at::Tensor) + 4000);
-    EXPECT_NE(ones.made_by.find("make_ones"), std::string::npos) << ones.made_by;
+    EXPECT_TRUE(contains(ones.made_by, "make_ones")) << ones.made_by;
     EXPECT_EQ(ones.owner, cluster[1].info());
     EXPECT_EQ(ones.creator, cluster[0].info());
     EXPECT_EQ(ones.holders, std::vector<WorkerInfo>{cluster[0].info()});
     EXPECT_GT(ones.age, 0ns);
     EXPECT_LT(ones.age, 60s);
-    EXPECT_NE(find(there, tally).type.find("Tally"), std::string::npos);
+    EXPECT_TRUE(contains(find(there, tally).type, "Tally"));
     EXPECT_EQ(find(there, tally).bytes, std::nullopt);
     EXPECT_EQ(find(there, bad).state, RRefState::failed);
     EXPECT_EQ(find(there, late).state, RRefState::pending);
-    EXPECT_NE(find(there, late).made_by.find("beyond_the_gate"), std::string::npos);
+    EXPECT_TRUE(contains(find(there, late).made_by, "beyond_the_gate"));
     EXPECT_TRUE(std::is_sorted(there.begin(), there.end(),
                                [](const auto& a, const auto& b) { return a.age > b.age; }));
 
@@ -121,19 +118,17 @@ TEST(RRefList, TellsTypeSizeStateHoldersAndOriginOfEachObject) {
     EXPECT_EQ(find(here, tensor).state, RRefState::registered);
     EXPECT_EQ(find(here, late).state, RRefState::creating);
     EXPECT_EQ(find(here, tensor).local, 1u);
-    EXPECT_NE(find(here, tensor).made_by.find("make_ones"), std::string::npos);
+    EXPECT_TRUE(contains(find(here, tensor).made_by, "make_ones"));
     EXPECT_EQ(find(here, own).state, RRefState::ready);
     EXPECT_EQ(find(here, own).bytes, sizeof(std::string) + 4);
     EXPECT_EQ(find(here, own).made_by, "");
     const auto made_there = rpc_sync<&make_tally_here>("worker1");
-    EXPECT_NE(find(rrefs(cluster[1]), made_there).made_by.find("make_tally_here"),
-              std::string::npos);
+    EXPECT_TRUE(contains(find(rrefs(cluster[1]), made_there).made_by, "make_tally_here"));
     std::ostringstream text;
     text << find(here, own) << "\n" << ones;
-    EXPECT_NE(text.str().find(to_string(own) + " ready at worker \"worker0\" (id 0)"),
-              std::string::npos)
+    EXPECT_TRUE(contains(text.str(), to_string(own) + " ready at worker \"worker0\" (id 0)"))
         << text.str();
-    EXPECT_NE(text.str().find("held by worker \"worker0\" (id 0)"), std::string::npos);
+    EXPECT_TRUE(contains(text.str(), "held by worker \"worker0\" (id 0)"));
     EXPECT_TRUE(rrefs(cluster[2]).empty());
     EXPECT_EQ(testing::number(cluster, 1, "bytes_known"),
               static_cast<std::int64_t>(sizeof(at::Tensor) + 4000));

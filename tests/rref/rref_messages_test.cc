@@ -7,10 +7,7 @@
 namespace stitch::rref_messages_test {
 namespace {
 
-using namespace std::chrono_literals;
-using testing::Cluster;
-using testing::eventually;
-using testing::Gate;
+using namespace stitch::testing;
 
 struct Tally {
   std::atomic<int> count = 0;

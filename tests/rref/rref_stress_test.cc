@@ -7,10 +7,7 @@
 namespace stitch::rref_stress_test {
 namespace {
 
-using namespace std::chrono_literals;
-using testing::Cluster;
-using testing::eventually;
-using testing::LoopbackFaults;
+using namespace stitch::testing;
 using transport::Fate;
 
 std::atomic<int> objects_made{0};
@@ -71,39 +68,35 @@ std::string name_of(std::size_t rank) { return "worker" + std::to_string(rank); 
 
 // Creates, shares and drops at random from one thread of every worker.
 void create_share_drop(Cluster& cluster, int cycles_each, std::uint64_t seed) {
-  std::vector<std::jthread> threads;
-  for (int rank = 0; rank < cluster.size(); ++rank) {
-    threads.emplace_back([&cluster, rank, cycles_each, seed] {
-      const WorkerScope scope(cluster[rank]);
-      std::mt19937_64 random(seed + static_cast<std::uint64_t>(rank));
-      const auto size = static_cast<std::uint64_t>(cluster.size());
-      for (int i = 0; i < cycles_each; ++i) {
-        auto witness = random() % 4 == 0
-                           ? rpc_sync<&return_it>(name_of(random() % size),
-                                                  remote<Witness>(name_of(random() % size)))
-                           : remote<Witness>(name_of(random() % size));
-        const std::string other = name_of(random() % size);
-        switch (random() % 5) {
-          case 0:
-            EXPECT_EQ(rpc_sync<&ask>(other, witness), 1);
-            break;
-          case 1:
-            EXPECT_EQ(rpc_sync<&ask_on>(other, witness, name_of(random() % size)), 2);
-            break;
-          case 2:
-            rpc_sync<&put_away>(other, rank, witness);
-            break;
-          case 3:
-            notify<&put_away>(other, rank, std::move(witness));
-            break;
-          default:
-            break;  // dropped unused
-        }
-        if (random() % 16 == 0) rpc_sync<&empty_drawer>(other, rank);
+  on_each(cluster.size(), [&](int rank) {
+    const WorkerScope scope(cluster[rank]);
+    std::mt19937_64 random(seed + static_cast<std::uint64_t>(rank));
+    const auto size = static_cast<std::uint64_t>(cluster.size());
+    for (int i = 0; i < cycles_each; ++i) {
+      auto witness = random() % 4 == 0
+                         ? rpc_sync<&return_it>(name_of(random() % size),
+                                                remote<Witness>(name_of(random() % size)))
+                         : remote<Witness>(name_of(random() % size));
+      const std::string other = name_of(random() % size);
+      switch (random() % 5) {
+        case 0:
+          EXPECT_EQ(rpc_sync<&ask>(other, witness), 1);
+          break;
+        case 1:
+          EXPECT_EQ(rpc_sync<&ask_on>(other, witness, name_of(random() % size)), 2);
+          break;
+        case 2:
+          rpc_sync<&put_away>(other, rank, witness);
+          break;
+        case 3:
+          notify<&put_away>(other, rank, std::move(witness));
+          break;
+        default:
+          break;  // dropped unused
       }
-    });
-  }
-  threads.clear();
+      if (random() % 16 == 0) rpc_sync<&empty_drawer>(other, rank);
+    }
+  });
 }
 
 void empty_all_drawers(Cluster& cluster) {
@@ -211,7 +204,7 @@ TEST(RRefFaults, WhicheverMessageBreaksItsConnectionEveryUseHasAValue) {
   bool broke = true;
   for (std::uint64_t k = 0; broke; ++k) {
     ASSERT_LT(k, 300u) << "the program never ended";
-    Cluster cluster(3, [](Options& options) { options.reconnect_timeout = 30s; });
+    Cluster cluster(3, {.reconnect_timeout = 30s});
     {
       const BreakAt fault(k);
       EXPECT_NO_THROW(use_references()) << "message " << k;
@@ -232,10 +225,7 @@ TEST(RRefFaults, WhicheverMessageBreaksItsConnectionEveryUseEndsWithAValueOrAnEr
   bool broke = true;
   for (std::uint64_t k = 0; broke; ++k) {
     broke = false;
-    Cluster cluster(3, [](Options& options) {
-      options.rpc_timeout = 2s;
-      options.reconnect_timeout = 0s;
-    });
+    Cluster cluster(3, {.rpc_timeout = 2s, .reconnect_timeout = 0s});
     {
       const BreakAt fault(k);
       try {
@@ -244,7 +234,7 @@ TEST(RRefFaults, WhicheverMessageBreaksItsConnectionEveryUseEndsWithAValueOrAnEr
         // remote_exception: a call made by a handler failed. timeout: the owner had no connection
         // to the creator and could not learn that no request to create will arrive.
         if (error.code() == ErrorCode::remote_exception) {
-          EXPECT_NE(std::string(error.what()).find("stitch::Error: call "), std::string::npos)
+          EXPECT_TRUE(contains(error.what(), "stitch::Error: call "))
               << "message " << k << ": " << error.what();
         } else {
           EXPECT_TRUE(error.code() == ErrorCode::disconnected || error.code() == ErrorCode::timeout)
@@ -272,7 +262,7 @@ TEST(RRefFaults, WhicheverMessageBreaksItsConnectionEveryUseEndsWithAValueOrAnEr
 }
 
 TEST(RRefFaults, AMessageThatDidNotLeaveKeepsNoObject) {
-  Cluster cluster(3, [](Options& options) { options.reconnect_timeout = 0s; });
+  Cluster cluster(3, {.reconnect_timeout = 0s});
   {
     const LoopbackFaults network(
         [](std::uint32_t from, std::uint32_t to, std::uint64_t, const transport::Message&) {

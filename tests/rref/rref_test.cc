@@ -11,10 +11,7 @@
 namespace stitch::rref_test {
 namespace {
 
-using namespace std::chrono_literals;
-using testing::Cluster;
-using testing::eventually;
-using testing::Gate;
+using namespace stitch::testing;
 
 std::atomic<int> live_counters{0};
 
@@ -376,28 +373,20 @@ TEST(RRef, WrongUsesSayWhatIsWrong) {
     ADD_FAILURE() << "nothing was thrown";
     return std::string();
   };
-  EXPECT_NE(text_of([&] {
-              (void)there.local_value();
-            }).find("is owned by worker \"worker1\" (id 1), not by worker \"worker0\" (id 0)"),
-            std::string::npos);
+  EXPECT_TRUE(contains(text_of([&] { (void)there.local_value(); }),
+                       "is owned by worker \"worker1\" (id 1), not by worker \"worker0\" (id 0)"));
   EXPECT_EQ(text_of([&] { (void)RRef<int>().to_here(); }), "this RRef refers to nothing");
-  EXPECT_NE(text_of([&] { (void)remote<&twice>("worker7", 2); }).find("worker7"),
-            std::string::npos);
-  EXPECT_NE(text_of([&] {
-              remote<Counter>("worker1", 1).rpc_sync<&Counter::fail>();
-            }).find("std::out_of_range: no such counter"),
-            std::string::npos);
+  EXPECT_TRUE(contains(text_of([&] { (void)remote<&twice>("worker7", 2); }), "worker7"));
+  EXPECT_TRUE(contains(text_of([&] { remote<Counter>("worker1", 1).rpc_sync<&Counter::fail>(); }),
+                       "std::out_of_range: no such counter"));
   std::stringstream stream;
   cereal::BinaryOutputArchive archive(stream);
-  EXPECT_NE(text_of([&] { archive(there); }).find("only, not into another archive"),
-            std::string::npos);
+  EXPECT_TRUE(contains(text_of([&] { archive(there); }), "only, not into another archive"));
   WorkerScope other(cluster[1]);
   EXPECT_EQ(rpc_sync<&look_only>("worker0", remote<Counter>("worker1", 1)), 1)
       << "a worker may send its own references, not those of others in its process";
-  EXPECT_NE(text_of([&] {
-              (void)rpc_sync<&fetch_it>("worker0", there);
-            }).find("cannot be sent by worker 1"),
-            std::string::npos);
+  EXPECT_TRUE(contains(text_of([&] { (void)rpc_sync<&fetch_it>("worker0", there); }),
+                       "cannot be sent by worker 1"));
 }
 
 TEST(RRefLifetime, TheLastHandlePassedBackAndForthKeepsTheObject) {

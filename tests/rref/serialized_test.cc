@@ -9,11 +9,7 @@
 namespace stitch::serialized_test {
 namespace {
 
-using namespace std::chrono_literals;
-using testing::Cluster;
-using testing::error_of;
-using testing::eventually;
-using testing::Gate;
+using namespace stitch::testing;
 
 Gate gate;
 int echo(int value) { return value; }
@@ -101,7 +97,7 @@ TEST(SerializedObjects, NoTwoMethodsRunConcurrentlyFromHoweverManyWorkersTheyAre
 
 TEST(SerializedObjects, WaitingMethodsOccupyNoThread) {
   gate.close();
-  Cluster cluster(2, [](Options& options) { options.num_threads = 2; });
+  Cluster cluster(2, {.num_threads = 2});
   {
     const auto diary = remote<Serialized<Diary>>("worker1");
     std::vector<Future<int>> calls;

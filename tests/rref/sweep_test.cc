@@ -11,9 +11,7 @@
 namespace stitch::sweep_test {
 namespace {
 
-using namespace std::chrono_literals;
-using testing::Cluster;
-using testing::eventually;
+using namespace stitch::testing;
 
 struct Tally {
   int count = 0;
@@ -25,18 +23,6 @@ std::map<std::string, RRef<Tally>> kept;  // by worker
 void keep(RRef<Tally> tally) {
   base::MutexLock lock(kept_mutex);
   kept[rpc::current_agent()->self().name] = std::move(tally);
-}
-RRef<Tally> kept_here() {
-  base::MutexLock lock(kept_mutex);
-  return kept[rpc::current_agent()->self().name];
-}
-int use_kept() { return kept_here().rpc_sync<&Tally::add>(1); }
-void pass_on(std::string to) { rpc_sync<keep>(to, kept_here()); }
-void drop_kept() {
-  RRef<Tally> dropped;
-  base::MutexLock lock(kept_mutex);
-  dropped = std::exchange(kept[rpc::current_agent()->self().name], RRef<Tally>());
-  lock.unlock();
 }
 // Until each of `ranks` counts one member less.
 bool told(Cluster& cluster, std::initializer_list<int> ranks) {
@@ -58,16 +44,6 @@ class Sweep : public ::testing::Test {
   }
 };
 
-TEST_F(Sweep, AnObjectThatOnlyADeadWorkerHeldIsReclaimed) {
-  Cluster cluster(4);
-  rpc_sync<keep>("worker1", remote<Tally>("worker2"));
-  ASSERT_TRUE(eventually([&] { return number(cluster, 0, "holds") == 0; })) << tables(cluster);
-  EXPECT_EQ(rpc_sync<use_kept>("worker1"), 1);
-  cluster[1].shutdown({.graceful = false, .timeout = 1s});
-  EXPECT_TRUE(eventually([&] { return number(cluster, 2, "entries") == 0; })) << tables(cluster);
-  EXPECT_EQ(number(cluster, 2, "lives_unswept"), 0);
-}
-
 // Only worker 2 has lost its connection to worker 1: the world has not declared it dead.
 TEST_F(Sweep, TheLossOfALinkReclaimsNothing) {
   Cluster cluster(4);
@@ -82,23 +58,8 @@ TEST_F(Sweep, TheLossOfALinkReclaimsNothing) {
     cluster[rank].shutdown({.graceful = false, .timeout = 1s});
 }
 
-TEST_F(Sweep, WhatADeadWorkerLentLivesOn) {
-  Cluster cluster(4);
-  rpc_sync<keep>("worker1", remote<Tally>("worker2"));
-  rpc_sync<pass_on>("worker1", "worker3");
-  ASSERT_TRUE(eventually([&] { return number(cluster, 0, "holds") == 0; })) << tables(cluster);
-  cluster[1].shutdown({.graceful = false, .timeout = 1s});
-  ASSERT_TRUE(told(cluster, {0, 2, 3}));
-  ASSERT_TRUE(eventually([&] { return number(cluster, 2, "lives_unswept") == 0; }))
-      << tables(cluster);
-  EXPECT_EQ(rpc_sync<use_kept>("worker3"), 1);
-  EXPECT_EQ(number(cluster, 2, "entries"), 1);
-  rpc_sync<drop_kept>("worker3");
-  EXPECT_TRUE(eventually([&] { return number(cluster, 2, "entries") == 0; })) << tables(cluster);
-}
-
 TEST_F(Sweep, WhatALeaverHeldIsReclaimed) {
-  Cluster cluster(3, [](Options& options) { options.world_size = "3:3"; });
+  Cluster cluster(3, {.world_size = "3:3"});
   rpc_sync<keep>("worker1", remote<Tally>("worker2"));
   ASSERT_TRUE(eventually([&] { return number(cluster, 0, "holds") == 0; })) << tables(cluster);
   cluster[1].shutdown({.timeout = 10s});

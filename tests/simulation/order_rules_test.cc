@@ -20,36 +20,6 @@ class OrderRules : public ::testing::Test {
   TransferOrder order_;
 };
 
-TEST_F(OrderRules, ATransferIsLaunchedOnceItsOtherEndHasAgreed) {
-  EXPECT_EQ(order_.announce(1, 7, kNow), 1U);
-  EXPECT_FALSE(order_.launch());
-  EXPECT_TRUE(order_.agree(1, 7, 5));
-  const auto launch = order_.launch();
-  ASSERT_TRUE(launch);
-  EXPECT_EQ(launch->key, (TransferOrder::Key{5, 100, 7}));
-  EXPECT_EQ(order_.clock(), 5U);
-  EXPECT_FALSE(order_.launch());
-}
-
-TEST_F(OrderRules, ATentativeTransferHoldsBackThoseWithLargerKeys) {
-  EXPECT_EQ(order_.announce(1, 7, kNow), 1U);
-  EXPECT_EQ(order_.accept(2, 9, 1), 2U);
-  EXPECT_FALSE(order_.launch());
-  EXPECT_TRUE(order_.agree(1, 7, 30));
-  EXPECT_EQ(order_.launch()->key.number, 9U);
-  EXPECT_EQ(order_.launch()->key.number, 7U);
-}
-
-TEST_F(OrderRules, EqualClocksAreOrderedBySource) {
-  order_.add_pair(3, End::source, 300);
-  EXPECT_EQ(order_.announce(3, 1, kNow), 1U);
-  EXPECT_EQ(order_.announce(1, 2, kNow), 2U);
-  EXPECT_TRUE(order_.agree(3, 1, 9));
-  EXPECT_TRUE(order_.agree(1, 2, 9));
-  EXPECT_EQ(order_.launch()->key.source, 100U);
-  EXPECT_EQ(order_.launch()->key.source, 300U);
-}
-
 TEST_F(OrderRules, ABrokenPairLeavesTheOrderAndTheOthersGoOn) {
   EXPECT_TRUE(order_.announce(1, 7, kNow));
   EXPECT_TRUE(order_.accept(2, 9, 1));

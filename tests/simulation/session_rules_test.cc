@@ -98,9 +98,6 @@ class Sessions : public ::testing::Test {
     session.send(
         std::move(message), [this, at](const Outcome& error) { outcomes[at].push_back(error); }, 7);
   }
-  [[nodiscard]] static ErrorCode code_of(const std::vector<Outcome>& told) {
-    return told.size() == 1 && told[0] ? told[0]->code() : ErrorCode::internal;
-  }
 
   std::vector<Error> closed;
   std::vector<std::vector<Outcome>> outcomes;

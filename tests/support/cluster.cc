@@ -10,7 +10,7 @@
 
 namespace stitch::testing {
 
-Cluster::Cluster(int size, const std::function<void(Options&)>& adjust) {
+void Cluster::start(int size, const std::function<void(Options&)>& adjust) {
   const auto store = transport::make_hash_store();
   std::vector<std::optional<Worker>> started(static_cast<std::size_t>(size));
   std::vector<std::exception_ptr> errors(static_cast<std::size_t>(size));
@@ -36,6 +36,17 @@ Cluster::Cluster(int size, const std::function<void(Options&)>& adjust) {
   }
   for (auto& worker : started) workers_.push_back(std::move(*worker));
   scope_ = std::make_unique<WorkerScope>(workers_.front());
+}
+
+Cluster::Cluster(int size, const Options& all) {
+  start(size, [&all](Options& options) {
+    Options own = all;
+    own.rank = options.rank;
+    own.store = options.store;
+    if (!own.world_size.is_set()) own.world_size = options.world_size;
+    if (own.num_threads == 0) own.num_threads = options.num_threads;
+    options = std::move(own);
+  });
 }
 
 Cluster::~Cluster() {

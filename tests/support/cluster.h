@@ -1,5 +1,6 @@
 #pragma once
 
+#include <concepts>
 #include <functional>
 #include <memory>
 #include <string>
@@ -16,8 +17,13 @@ namespace stitch::testing {
 // thread-safe.
 class Cluster {
  public:
+  // All workers have these options; rank and store are the cluster's.
+  explicit Cluster(int size, const Options& all = {});
   // `adjust` may change the options of each worker before it starts.
-  explicit Cluster(int size, const std::function<void(Options&)>& adjust = {});
+  template <std::invocable<Options&> Adjust>
+  Cluster(int size, Adjust adjust) {
+    start(size, adjust);
+  }
   ~Cluster();
   Cluster(const Cluster&) = delete;
   Cluster& operator=(const Cluster&) = delete;
@@ -28,6 +34,8 @@ class Cluster {
   std::vector<std::string> shutdown();
 
  private:
+  void start(int size, const std::function<void(Options&)>& adjust);
+
   std::vector<Worker> workers_;
   std::unique_ptr<WorkerScope> scope_;
 };

@@ -2,12 +2,18 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <string>
 #include <utility>
 
 #include "stitch/base/error.h"
 
 namespace stitch::testing {
+
+// What nearly every test names, for `using namespace stitch::testing`.
+using namespace std::chrono_literals;  // NOLINT(google-build-using-namespace)
+using stitch::Error;
+using stitch::ErrorCode;
 
 // The Error that `call` throws. The test fails when it throws none.
 template <class Call>

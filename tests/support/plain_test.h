@@ -37,5 +37,6 @@
 #include "tests/support/error_of.h"
 #include "tests/support/eventually.h"
 #include "tests/support/gate.h"
+#include "tests/support/on_each.h"
 #include "tests/support/sanitizers.h"
 #include "tests/support/temporary_folder.h"

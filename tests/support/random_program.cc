@@ -5,6 +5,8 @@
 #include <memory>
 #include <random>
 
+#include "stitch/rpc/agent/agent.h"
+#include "stitch/stitch.h"
 #include "tests/support/blind_to_first.h"
 #include "tests/support/tensor_hook.h"
 
@@ -328,6 +330,32 @@ at::Tensor run_second_program(const ProgramHost& host, const RandomProgram& prog
 at::Tensor program_seed(const RandomProgram& program, std::uint64_t root) {
   std::mt19937_64 random(hash(program.seed, 2000 + root));
   return random_matrix(random, program.dtype).to(device_of(program, root));
+}
+
+ParametersOfPrograms& parameters() {
+  static auto* const all = new ParametersOfPrograms;  // tensors of devices do not outlive these
+  return *all;
+}
+
+namespace {
+
+Tensors run_remote_block(const ProgramBlock& block, Tensors arguments) {
+  return run_block(remote_host(block.program.seed), block, arguments);
+}
+
+}  // namespace
+
+ProgramHost remote_host(std::uint64_t seed) {
+  ProgramHost host;
+  host.parameter = [seed, worker = rpc::current_agent()->self().id.value()](int index) {
+    return parameters().get(seed, worker, index);
+  };
+  host.call = [](int callee, const ProgramBlock& block, const Tensors& arguments) {
+    auto future =
+        rpc_async<run_remote_block>(WorkerId(static_cast<std::uint32_t>(callee)), block, arguments);
+    return [future] { return future.get(); };
+  };
+  return host;
 }
 
 }  // namespace stitch::testing

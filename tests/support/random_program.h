@@ -4,6 +4,9 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
+#include <mutex>
+#include <utility>
 #include <vector>
 
 namespace stitch::testing {
@@ -74,5 +77,31 @@ inline constexpr int kProgramParameters = 3;
 [[nodiscard]] at::Tensor run_second_program(const ProgramHost& host, const RandomProgram& program);
 // A random 3x3 matrix for the root of that number.
 [[nodiscard]] at::Tensor program_seed(const RandomProgram& program, std::uint64_t root);
+
+// ---- over workers, in calls
+
+// The parameters of the programs that run, by seed and worker. Thread contract: any thread.
+class ParametersOfPrograms {
+ public:
+  void put(std::uint64_t seed, std::vector<Tensors> all) {
+    const std::lock_guard lock(mutex_);
+    all_[seed] = std::move(all);
+  }
+  void remove(std::uint64_t seed) {
+    const std::lock_guard lock(mutex_);
+    all_.erase(seed);
+  }
+  at::Tensor get(std::uint64_t seed, std::uint32_t worker, int index) {
+    const std::lock_guard lock(mutex_);
+    return all_.at(seed).at(worker).at(static_cast<std::size_t>(index));
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::uint64_t, std::vector<Tensors>> all_;
+};
+[[nodiscard]] ParametersOfPrograms& parameters();
+// The current worker: blocks run on others by calls.
+[[nodiscard]] ProgramHost remote_host(std::uint64_t seed);
 
 }  // namespace stitch::testing

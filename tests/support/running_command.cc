@@ -65,6 +65,12 @@ int RunningCommand::wait() {
   return status_;
 }
 
+CommandResult run_command(const std::vector<std::string>& command, std::chrono::seconds limit) {
+  RunningCommand running(command, limit);
+  const int status = running.wait();
+  return {status, running.out(), running.err()};
+}
+
 bool gone(pid_t pid, std::chrono::seconds limit) {
   const auto deadline = std::chrono::steady_clock::now() + limit;
   for (;;) {

@@ -39,6 +39,15 @@ class RunningCommand {
   std::thread err_reader_;
 };
 
+struct CommandResult {
+  int status;
+  std::string out;
+  std::string err;
+};
+// Runs a command to its end.
+[[nodiscard]] CommandResult run_command(const std::vector<std::string>& command,
+                                        std::chrono::seconds limit = std::chrono::seconds(30));
+
 // Waits until no process has this id, or only a zombie. False when that takes longer than `limit`.
 [[nodiscard]] bool gone(pid_t pid, std::chrono::seconds limit = std::chrono::seconds(10));
 

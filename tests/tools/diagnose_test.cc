@@ -7,8 +7,7 @@
 namespace diagnose_test {
 namespace {
 
-using stitch::testing::RunningCommand;
-using stitch::testing::TemporaryFolder;
+using namespace stitch::testing;
 
 // A dump with some tables, as a worker would write it.
 std::string dump(const std::string& name, const std::string& tables, double time = 100) {
@@ -29,22 +28,15 @@ class Diagnose : public ::testing::Test {
   void put(const std::string& file, const std::string& text) const {
     std::ofstream(folder_.path() / file, std::ios::binary) << text;
   }
-  struct Result {
-    int status;
-    std::string out;
-    std::string err;
-  };
-  [[nodiscard]] Result run() const {
-    RunningCommand command({STITCH_RUN, "--diagnose", folder_.path()});
-    const int status = command.wait();
-    return {status, command.out(), command.err()};
+  [[nodiscard]] CommandResult run() const {
+    return run_command({STITCH_RUN, "--diagnose", folder_.path()});
   }
   const TemporaryFolder folder_;
 };
 
 TEST_F(Diagnose, NamesWhoWaitsForAWorkerThatIsSilent) {
   put("a.json", dump("a", made("b", "f", 12.1)));
-  const Result result = run();
+  const auto result = run();
   EXPECT_EQ(result.status, 0);
   EXPECT_TRUE(result.out.starts_with(
       "worker \"a\" waits for worker \"b\": call f() since 12.1 s; worker \"b\" has written no "
@@ -56,7 +48,7 @@ TEST_F(Diagnose, TakesTheNewestDumpOfAWorker) {
   put("1.json", dump("a", made("b", "old", 1), 100));
   put("2.json", dump("a", made("b", "newer", 2), 200));
   put("3.json", dump("a", made("b", "older", 3), 150));
-  EXPECT_NE(run().out.find("call newer() since"), std::string::npos);
+  EXPECT_TRUE(contains(run().out, "call newer() since"));
 }
 
 // As `dump`, of one world.
@@ -74,18 +66,17 @@ TEST_F(Diagnose, TakesTheRunOfTheNewestDumpAndNamesTheOthers) {
   put("b_before.json", dump_of("7", "b", made("c", "yesterday", 300), 3'600));
   put("c_before.json", dump_of("7", "c", "", 3'601));
   put("d_older.json", dump("d", made("e", "long_ago", 900), 100));
-  const Result result = run();
+  const auto result = run();
   EXPECT_EQ(result.status, 0);
   EXPECT_TRUE(
       result.out.starts_with("worker \"a\" waits for worker \"b\": call today() since 12.0 s"))
       << result.out;
   for (const char* absent : {"yesterday", "long_ago", "\"c\"", "\"d\""})
-    EXPECT_EQ(result.out.find(absent), std::string::npos) << absent << " is in\n" << result.out;
-  EXPECT_NE(
-      result.out.find("\nof other runs, left out:\n"
-                      "  files without the number of a world: dumps of 1 workers, 89901 s older\n"
-                      "  world 7: dumps of 2 workers, 86400 s older\n"),
-      std::string::npos)
+    EXPECT_FALSE(contains(result.out, absent)) << absent << " is in\n" << result.out;
+  EXPECT_TRUE(contains(result.out,
+                       "\nof other runs, left out:\n"
+                       "  files without the number of a world: dumps of 1 workers, 89901 s older\n"
+                       "  world 7: dumps of 2 workers, 86400 s older\n"))
       << result.out;
 }
 
@@ -109,15 +100,15 @@ TEST_F(Diagnose, AWorkerThatRunsAgainIsNotJudgedByADumpOfItsFormerLife) {
                                    members(R"(["a", 0, 1, "alive"], ["b", 1, 2, "alive"])"),
                                200));
   put("b.1.json", dump_of_life(1, "b", made("c", "long_ago", 900), 190));
-  const Result result = run();
+  const auto result = run();
   EXPECT_EQ(result.status, 0);
   EXPECT_TRUE(
       result.out.starts_with("worker \"a\" waits for worker \"b\": call now() since 12.0 s"))
       << result.out;
-  EXPECT_EQ(result.out.find("long_ago"), std::string::npos) << result.out;
-  EXPECT_NE(result.out.find("\nof former lives, left out:\n"
-                            "  \"b.1.json\": worker \"b\" is of epoch 1, and epoch 2 runs\n"),
-            std::string::npos)
+  EXPECT_FALSE(contains(result.out, "long_ago")) << result.out;
+  EXPECT_TRUE(contains(result.out,
+                       "\nof former lives, left out:\n"
+                       "  \"b.1.json\": worker \"b\" is of epoch 1, and epoch 2 runs\n"))
       << result.out;
 }
 
@@ -141,21 +132,21 @@ TEST_F(Diagnose, AWorkerThatServesInItsShutdownIsInNoCircle) {
   EXPECT_TRUE(
       out.starts_with("worker \"trainer\" waits for worker \"ps\": call pull() since 3.0 s"))
       << out;
-  EXPECT_EQ(out.find("circular"), std::string::npos) << out;
-  EXPECT_EQ(out.find("in its shutdown"), std::string::npos) << out;
+  EXPECT_FALSE(contains(out, "circular")) << out;
+  EXPECT_FALSE(contains(out, "in its shutdown")) << out;
   std::ifstream in(folder_.path() / "waits.dot");
   const std::string dot((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
-  EXPECT_NE(dot.find("pull()\\n3.0 s"), std::string::npos) << dot;
+  EXPECT_TRUE(contains(dot, "pull()\\n3.0 s")) << dot;
 }
 
 TEST_F(Diagnose, SaysOfAWaitThatItIsKnownFromAnOldDump) {
   put("a.json", dump("a", made("b", "f", 1), 1000));
   put("b.json", dump("b", made("c", "g", 1), 300));
-  EXPECT_NE(run().out.find(" (the dump of worker \"b\" is 700.0 s older than the newest one)\n"),
-            std::string::npos)
+  EXPECT_TRUE(
+      contains(run().out, " (the dump of worker \"b\" is 700.0 s older than the newest one)\n"))
       << run().out;
   put("b.json", dump("b", made("c", "g", 1), 990));
-  EXPECT_EQ(run().out.find("older than"), std::string::npos) << run().out;
+  EXPECT_FALSE(contains(run().out, "older than")) << run().out;
 }
 
 TEST_F(Diagnose, WorkersThatHaveLeftOrAreDeadAreNotMissing) {
@@ -171,7 +162,7 @@ TEST_F(Diagnose, WorkersThatHaveLeftOrAreDeadAreNotMissing) {
                       "\"d\" has written no dump"))
       << out;
   for (const char* gone : {"\"b\"", "\"c\""})
-    EXPECT_EQ(out.find(gone), std::string::npos) << gone << " is in\n" << out;
+    EXPECT_FALSE(contains(out, gone)) << gone << " is in\n" << out;
 }
 
 TEST_F(Diagnose, SaysOfAWorkerThatIsWaitedForThatItHasLeftOrIsDead) {
@@ -187,9 +178,7 @@ TEST_F(Diagnose, SaysOfAWorkerThatIsWaitedForThatItHasLeftOrIsDead) {
                         "worker \"b\" has written no dump: " +
                         std::string(why) + "\n"))
         << out;
-    EXPECT_NE(out.find("\n  \"b\" has written no dump: " + std::string(why) + "\n"),
-              std::string::npos)
-        << out;
+    EXPECT_TRUE(contains(out, "\n  \"b\" has written no dump: " + std::string(why) + "\n")) << out;
   }
 }
 
@@ -203,8 +192,8 @@ TEST_F(Diagnose, DrawsThePicture) {
   EXPECT_EQ(run().status, 0);
   std::ifstream in(folder_.path() / "waits.dot");
   const std::string dot((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
-  EXPECT_NE(dot.find("\"a\" -> \"b\\\""), std::string::npos) << dot;
-  EXPECT_NE(dot.find("f()\\n12.1 s"), std::string::npos) << dot;
+  EXPECT_TRUE(contains(dot, "\"a\" -> \"b\\\"")) << dot;
+  EXPECT_TRUE(contains(dot, "f()\\n12.1 s")) << dot;
 }
 
 TEST_F(Diagnose, LeavesOutFilesThatCannotBeReadAndSaysWhy) {
@@ -216,7 +205,7 @@ TEST_F(Diagnose, LeavesOutFilesThatCannotBeReadAndSaysWhy) {
   put("future.json", R"({"stitch_dump": 9})");
   put("nameless.json", R"({"stitch_dump": 1})");
   put("row.json", dump("d", R"({"name": "t", "columns": ["x"], "rows": [[1, 2]]})"));
-  const Result result = run();
+  const auto result = run();
   EXPECT_EQ(result.status, 0);
   for (const char* line :
        {"\"empty.json\": [json.exception.parse_error.101]",
@@ -225,11 +214,11 @@ TEST_F(Diagnose, LeavesOutFilesThatCannotBeReadAndSaysWhy) {
         "\"future.json\": it is of version 9 of dumps, and this program reads version 1",
         "\"nameless.json\": \"name\" is missing or is no text",
         "\"row.json\": a row of table \"t\" does not fit its columns"})
-    EXPECT_NE(result.out.find(line), std::string::npos) << line << " is not in\n" << result.out;
+    EXPECT_TRUE(contains(result.out, line)) << line << " is not in\n" << result.out;
 }
 
 TEST_F(Diagnose, RefusesAFolderWithoutDumps) {
-  const Result result = run();
+  const auto result = run();
   EXPECT_EQ(result.status, 125);
   EXPECT_EQ(result.err, "stitch-run: there is no dump in \"" + folder_.path().string() + "\"\n");
   RunningCommand missing({STITCH_RUN, "--diagnose", "/no/such/folder"});
@@ -246,9 +235,9 @@ TEST_F(Diagnose, APlantedFolderIsRefusedAndALinkInItIsNotFollowed) {
   put("profile", "mine");
   put("a.json", dump("$(touch pwned)", made("b`touch pwned`", "f;\\ntouch pwned", 12.1)));
   ASSERT_EQ(::chmod(folder_.path().c_str(), 0777), 0);
-  const Result refused = run();
+  const auto refused = run();
   EXPECT_NE(refused.status, 0);
-  EXPECT_NE(refused.err.find("cannot be believed: other users may write in it"), std::string::npos)
+  EXPECT_TRUE(contains(refused.err, "cannot be believed: other users may write in it"))
       << refused.err;
   ASSERT_EQ(::chmod(folder_.path().c_str(), 0700), 0);
   for (const char* name : {"waits.dot", "waits.svg"})
@@ -262,11 +251,11 @@ TEST_F(Diagnose, APlantedFolderIsRefusedAndALinkInItIsNotFollowed) {
 
 TEST_F(Diagnose, PrintsNoControlCharactersOfADump) {
   put("a.json", dump("a", made("b", R"(f\u001b[2J\u009b)", 1)));
-  const Result result = run();
+  const auto result = run();
   EXPECT_EQ(result.out.find('\x1b'), std::string::npos);
-  EXPECT_NE(result.out.find("call f?[2J?"
-                            "?() since"),
-            std::string::npos)
+  EXPECT_TRUE(contains(result.out,
+                       "call f?[2J?"
+                       "?() since"))
       << result.out;
 }
 

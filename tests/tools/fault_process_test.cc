@@ -8,8 +8,7 @@
 namespace fault_process_test {
 namespace {
 
-using stitch::testing::ProcessWorld;
-using stitch::testing::RunningCommand;
+using namespace stitch::testing;
 
 // Worker 0 calls worker 1 until that fails. Returns what worker 0 says then.
 std::string call_with(const std::string& fault, const std::string& what,
@@ -42,13 +41,13 @@ TEST(FaultsOfProcesses, DoNotKillTheWorkerThatIsStartedAgain) {
                          std::chrono::seconds(60));
   EXPECT_EQ(command.wait(), 0) << command.err();
   EXPECT_EQ(command.out(), "[worker0] 30 steps over a restart\n");
-  EXPECT_NE(command.err().find("stitch-run: worker1 was killed by signal 9 (Killed); restarted (1 "
-                               "of 1)\n"),
-            std::string::npos)
+  EXPECT_TRUE(contains(command.err(),
+                       "stitch-run: worker1 was killed by signal 9 (Killed); restarted (1 "
+                       "of 1)\n"))
       << command.err();
-  EXPECT_NE(command.err().find(
-                "stitch: faults do not kill or stop worker \"worker1\" (id 1): it has epoch 2"),
-            std::string::npos)
+  EXPECT_TRUE(
+      contains(command.err(),
+               "stitch: faults do not kill or stop worker \"worker1\" (id 1): it has epoch 2"))
       << command.err();
 }
 
@@ -57,7 +56,7 @@ TEST(FaultsOfProcesses, DoNotKillTheWorkerThatIsStartedAgain) {
 TEST(FaultsOfProcesses, CutConnectionsReproducibly) {
   for (const char* transport : {"shm", "tcp"}) {
     const std::string first = call_with("seed=7,drop=0.01", "calls", transport, "0");
-    EXPECT_NE(first.find(" answered, then disconnected\n"), std::string::npos) << first;
+    EXPECT_TRUE(contains(first, " answered, then disconnected\n")) << first;
     EXPECT_EQ(call_with("seed=7,drop=0.01", "calls", transport, "0"), first) << transport;
     EXPECT_EQ(call_with("seed=7,drop=0.01", "calls", transport, "20s"), "all answered\n")
         << transport;

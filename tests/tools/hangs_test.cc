@@ -9,10 +9,7 @@
 namespace hangs_test {
 namespace {
 
-using namespace std::chrono_literals;
-using stitch::testing::ProcessWorld;
-using stitch::testing::RunningCommand;
-using stitch::testing::TemporaryFolder;
+using namespace stitch::testing;
 
 class Hang {
  public:
@@ -41,7 +38,7 @@ class Hang {
   }
   // A signal before the worker has its handler would kill it.
   [[nodiscard]] bool started() const {
-    return stitch::testing::eventually([&] {
+    return eventually([&] {
       for (int rank = 0; rank < size_; ++rank) {
         if (!std::filesystem::exists(dumps() / ("worker" + std::to_string(rank) + ".started")))
           return false;
@@ -172,9 +169,9 @@ INSTANTIATE_TEST_SUITE_P(
 // With the dumps for which the others were asked.
 std::string diagnosis_of_timeout(Hang& hang, const std::string& reason) {
   EXPECT_TRUE(hang.started());
-  EXPECT_TRUE(stitch::testing::eventually([&] { return hang.count(reason) == 1; }));
+  EXPECT_TRUE(eventually([&] { return hang.count(reason) == 1; }));
   hang.ask_for_dumps(1);
-  EXPECT_TRUE(stitch::testing::eventually([&] { return hang.count("signal_SIGUSR1") == 1; }));
+  EXPECT_TRUE(eventually([&] { return hang.count("signal_SIGUSR1") == 1; }));
   return hang.diagnose();
 }
 
@@ -184,7 +181,7 @@ TEST(Dumps, ATimeoutWritesThatOfTheCaller) {
   EXPECT_TRUE(
       text.starts_with(R"(worker "worker0" waits for worker "worker1": call sleepy() since )"))
       << text;
-  EXPECT_NE(text.find("\nculprit: worker \"worker1\", sleepy()\n"), std::string::npos) << text;
+  EXPECT_TRUE(contains(text, "\nculprit: worker \"worker1\", sleepy()\n")) << text;
 }
 
 TEST(Dumps, ABackwardPassThatTimesOutWritesThatOfItsRoot) {
@@ -193,17 +190,16 @@ TEST(Dumps, ABackwardPassThatTimesOutWritesThatOfItsRoot) {
   EXPECT_TRUE(
       text.starts_with(R"(worker "worker0" waits for worker "worker1": backward of context )"))
       << text;
-  EXPECT_NE(text.find("\nculprit: worker \"worker1\", hold()\n"), std::string::npos) << text;
+  EXPECT_TRUE(contains(text, "\nculprit: worker \"worker1\", hold()\n")) << text;
 }
 
 TEST(Dumps, AShutdownThatTimesOutWritesThatOfItsWorker) {
   Hang hang(2, "shutdown that times out");
   const std::string text = diagnosis_of_timeout(hang, "shutdown_timed_out");
-  EXPECT_NE(text.find(R"(worker "worker0" waits for worker "worker1" in its shutdown since )"),
-            std::string::npos)
+  EXPECT_TRUE(
+      contains(text, R"(worker "worker0" waits for worker "worker1" in its shutdown since )"))
       << text;
-  EXPECT_NE(text.find(R"(: for shutdown to be called; "worker1" runs hold() since )"),
-            std::string::npos)
+  EXPECT_TRUE(contains(text, R"(: for shutdown to be called; "worker1" runs hold() since )"))
       << text;
 }
 

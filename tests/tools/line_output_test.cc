@@ -25,13 +25,6 @@ class LineOutput : public ::testing::Test {
   std::array<int, 2> pipe_{};
 };
 
-TEST_F(LineOutput, PrefixesEachLine) {
-  stitch_run::LineSink sink(fd());
-  stitch_run::LineSplitter lines(sink, "[w] ");
-  lines.feed("one\ntwo\n\n");
-  EXPECT_EQ(printed(), "[w] one\n[w] two\n[w] \n");
-}
-
 TEST_F(LineOutput, PrintsALineOnlyWhenItIsComplete) {
   stitch_run::LineSink sink(fd());
   stitch_run::LineSplitter a(sink, "[a] ");
@@ -40,14 +33,6 @@ TEST_F(LineOutput, PrintsALineOnlyWhenItIsComplete) {
   b.feed("whole\n");
   a.feed("line\n");
   EXPECT_EQ(printed(), "[b] whole\n[a] half line\n");
-}
-
-TEST_F(LineOutput, PrintsAnUnterminatedLineAtTheEnd) {
-  stitch_run::LineSink sink(fd());
-  stitch_run::LineSplitter lines(sink, "[w] ");
-  lines.feed("cut");
-  lines.finish();
-  EXPECT_EQ(printed(), "[w] cut\n");
 }
 
 TEST_F(LineOutput, PrintsCarriageReturnUpdatesAsLinesWithoutATerminal) {

@@ -8,26 +8,12 @@ namespace stitch_run_test {
 namespace {
 
 using std::chrono::steady_clock;
-using stitch::testing::eventually;
-using stitch::testing::gone;
-using stitch::testing::RunningCommand;
+using namespace stitch::testing;
 
 std::vector<std::string> shell(std::vector<std::string> options, const std::string& script) {
   options.insert(options.begin(), STITCH_RUN);
   options.insert(options.end(), {"sh", "-c", script});
   return options;
-}
-
-struct Result {
-  int status;
-  std::string out;
-  std::string err;
-};
-
-Result run(const std::vector<std::string>& command) {
-  RunningCommand running(command);
-  const int status = running.wait();
-  return {status, running.out(), running.err()};
 }
 
 std::vector<std::string> sorted_lines(const std::string& text) {
@@ -55,13 +41,13 @@ class StitchRun : public ::testing::Test {
   }
 
  private:
-  const stitch::testing::TemporaryFolder folder_;
+  const TemporaryFolder folder_;
 };
 
 TEST_F(StitchRun, SetsRankAndNameOfEachProcess) {
-  const Result result =
-      run(shell({"-n", "3"},
-                "echo $RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $MASTER_ADDR $STITCH_NAME"));
+  const auto result = run_command(
+      shell({"-n", "3"},
+            "echo $RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $MASTER_ADDR $STITCH_NAME"));
   EXPECT_EQ(result.status, 0) << result.err;
   EXPECT_EQ(sorted_lines(result.out),
             (std::vector<std::string>{"[worker0] 0 0 3 3 127.0.0.1 worker0",
@@ -70,9 +56,9 @@ TEST_F(StitchRun, SetsRankAndNameOfEachProcess) {
 }
 
 TEST_F(StitchRun, RemovesTheRendezvousFileAtTheEnd) {
-  const Result result =
-      run(shell({"-n", "1", "--no-prefix"},
-                "echo ${STITCH_INIT_METHOD#file://}; touch ${STITCH_INIT_METHOD#file://}"));
+  const auto result =
+      run_command(shell({"-n", "1", "--no-prefix"},
+                        "echo ${STITCH_INIT_METHOD#file://}; touch ${STITCH_INIT_METHOD#file://}"));
   ASSERT_EQ(result.status, 0) << result.err;
   const std::filesystem::path file = result.out.substr(0, result.out.find('\n'));
   EXPECT_TRUE(file.is_absolute());
@@ -80,7 +66,7 @@ TEST_F(StitchRun, RemovesTheRendezvousFileAtTheEnd) {
 }
 
 TEST_F(StitchRun, GivesAllProcessesTheSamePort) {
-  const Result result = run(shell({"-n", "2", "--no-prefix"}, "echo $MASTER_PORT"));
+  const auto result = run_command(shell({"-n", "2", "--no-prefix"}, "echo $MASTER_PORT"));
   const auto lines = sorted_lines(result.out);
   ASSERT_EQ(lines.size(), 2u);
   EXPECT_EQ(lines[0], lines[1]);
@@ -88,9 +74,9 @@ TEST_F(StitchRun, GivesAllProcessesTheSamePort) {
 }
 
 TEST_F(StitchRun, HidesTheVariablesOfOtherLaunchers) {
-  const Result result =
-      run({"env", "SLURM_PROCID=7", "OMPI_COMM_WORLD_RANK=7", "RANK=7", STITCH_RUN, "-n", "1", "sh",
-           "-c", "echo \"$SLURM_PROCID|$OMPI_COMM_WORLD_RANK|$RANK\""});
+  const auto result =
+      run_command({"env", "SLURM_PROCID=7", "OMPI_COMM_WORLD_RANK=7", "RANK=7", STITCH_RUN, "-n",
+                   "1", "sh", "-c", "echo \"$SLURM_PROCID|$OMPI_COMM_WORLD_RANK|$RANK\""});
   EXPECT_EQ(result.out, "[worker0] ||0\n");
 }
 
@@ -100,7 +86,7 @@ TEST_F(StitchRun, MakesASecretAndANameForEachRun) {
                                    "echo \"$STITCH_JOB\"; echo \"${STITCH_SECRET-}\"; "
                                    "test -z \"${STITCH_SECRET_FILE-}\" || echo \"$(cat "
                                    "$STITCH_SECRET_FILE) $(stat -c %a $STITCH_SECRET_FILE)\""});
-    const Result result = run(command);
+    const auto result = run_command(command);
     EXPECT_EQ(result.status, 0) << result.err;
     return sorted_lines(result.out);
   };
@@ -122,21 +108,22 @@ TEST_F(StitchRun, MakesASecretAndANameForEachRun) {
 }
 
 TEST_F(StitchRun, DividesTheProcessorsUnlessOmpNumThreadsIsSet) {
-  EXPECT_EQ(run(shell({"-n", "100"}, "exit 0")).status, 0);
-  EXPECT_EQ(run({"env", "-u", "OMP_NUM_THREADS", STITCH_RUN, "-n", "64", "sh", "-c",
-                 "test $OMP_NUM_THREADS -ge 1"})
+  EXPECT_EQ(run_command(shell({"-n", "100"}, "exit 0")).status, 0);
+  EXPECT_EQ(run_command({"env", "-u", "OMP_NUM_THREADS", STITCH_RUN, "-n", "64", "sh", "-c",
+                         "test $OMP_NUM_THREADS -ge 1"})
                 .status,
             0);
-  EXPECT_EQ(
-      run({"env", "OMP_NUM_THREADS=5", STITCH_RUN, "-n", "1", "sh", "-c", "echo $OMP_NUM_THREADS"})
-          .out,
-      "[worker0] 5\n");
+  EXPECT_EQ(run_command({"env", "OMP_NUM_THREADS=5", STITCH_RUN, "-n", "1", "sh", "-c",
+                         "echo $OMP_NUM_THREADS"})
+                .out,
+            "[worker0] 5\n");
 }
 
 TEST_F(StitchRun, LetsOpenMpWaitInTheKernelWhereProcessesShareAHost) {
   const auto policies = [](const std::string& set, const std::string& processes) {
-    const Result result = run({"env", "-u", "OMP_WAIT_POLICY", set, STITCH_RUN, "--no-prefix", "-n",
-                               processes, "sh", "-c", "echo \"${OMP_WAIT_POLICY-none}\""});
+    const auto result =
+        run_command({"env", "-u", "OMP_WAIT_POLICY", set, STITCH_RUN, "--no-prefix", "-n",
+                     processes, "sh", "-c", "echo \"${OMP_WAIT_POLICY-none}\""});
     return result.out;
   };
   EXPECT_EQ(policies("A=1", "2"), "passive\npassive\n");
@@ -145,27 +132,28 @@ TEST_F(StitchRun, LetsOpenMpWaitInTheKernelWhereProcessesShareAHost) {
 }
 
 TEST_F(StitchRun, NamesWorkersAsTold) {
-  const Result result = run(shell({"-n", "2", "--name", "ps"}, "echo $STITCH_NAME"));
+  const auto result = run_command(shell({"-n", "2", "--name", "ps"}, "echo $STITCH_NAME"));
   EXPECT_EQ(sorted_lines(result.out), (std::vector<std::string>{"[ps0] ps0", "[ps1] ps1"}));
 }
 
 TEST_F(StitchRun, KeepsStderrSeparate) {
-  const Result result = run(shell({"-n", "1"}, "echo out; echo err >&2"));
+  const auto result = run_command(shell({"-n", "1"}, "echo out; echo err >&2"));
   EXPECT_EQ(result.out, "[worker0] out\n");
   EXPECT_EQ(result.err, "[worker0] err\n");
 }
 
 TEST_F(StitchRun, PassesArgumentsAndAnEmptyStdin) {
-  const Result result = run({STITCH_RUN, "-n", "1", "--", "sh", "-c", "cat; printf '<%s>' \"$@\"",
-                             "name", "-n", "two words"});
+  const auto result = run_command({STITCH_RUN, "-n", "1", "--", "sh", "-c",
+                                   "cat; printf '<%s>' \"$@\"", "name", "-n", "two words"});
   EXPECT_EQ(result.out, "[worker0] <-n><two words>\n");
 }
 
 TEST_F(StitchRun, StopsTheOthersWhenOneFailsAndSaysItLast) {
   const auto start = steady_clock::now();
-  const Result result = run(shell({"-n", "3"},
-                                  "if [ $RANK = 1 ]; then echo first >&2; echo second >&2; exit 3; "
-                                  "fi; echo $$; exec sleep 60"));
+  const auto result =
+      run_command(shell({"-n", "3"},
+                        "if [ $RANK = 1 ]; then echo first >&2; echo second >&2; exit 3; "
+                        "fi; echo $$; exec sleep 60"));
   EXPECT_LT(steady_clock::now() - start, std::chrono::seconds(20));
   EXPECT_EQ(result.status, 3);
   EXPECT_TRUE(result.err.ends_with("stitch-run: worker1 exited with status 3\n")) << result.err;
@@ -175,14 +163,15 @@ TEST_F(StitchRun, StopsTheOthersWhenOneFailsAndSaysItLast) {
 }
 
 TEST_F(StitchRun, ReportsASignalAsAShellDoes) {
-  const Result result = run(shell({"-n", "2"}, "[ $RANK = 0 ] && kill -KILL $$; exec sleep 60"));
+  const auto result =
+      run_command(shell({"-n", "2"}, "[ $RANK = 0 ] && kill -KILL $$; exec sleep 60"));
   EXPECT_EQ(result.status, 128 + SIGKILL);
   EXPECT_TRUE(result.err.ends_with("stitch-run: worker0 was killed by signal 9 (Killed)\n"))
       << result.err;
 }
 
 TEST_F(StitchRun, KillsProcessesThatIgnoreSigterm) {
-  const Result result = run(shell(
+  const auto result = run_command(shell(
       {"-n", "2", "--grace", "0.3"},
       "[ $RANK = 0 ] || trap '' TERM; echo $$ > " + path("pid") + ".$RANK; while [ ! -s " +
           path("pid") +
@@ -192,9 +181,9 @@ TEST_F(StitchRun, KillsProcessesThatIgnoreSigterm) {
 }
 
 TEST_F(StitchRun, LeavesNoGrandchildrenBehind) {
-  const Result result = run(shell({"-n", "2"}, "sleep 1000 & echo $! > " + path("plain") +
-                                                   ".$RANK; setsid sleep 1000 & echo $! > " +
-                                                   path("own") + ".$RANK; exit 0"));
+  const auto result = run_command(shell({"-n", "2"}, "sleep 1000 & echo $! > " + path("plain") +
+                                                         ".$RANK; setsid sleep 1000 & echo $! > " +
+                                                         path("own") + ".$RANK; exit 0"));
   EXPECT_EQ(result.status, 0) << result.err;
   for (const char* name : {"plain.0", "plain.1", "own.0", "own.1"})
     EXPECT_TRUE(gone(noted_pid(name))) << name;
@@ -220,7 +209,7 @@ TEST_F(StitchRun, LeavesNothingBehindWhenKilled) {
 TEST_F(StitchRun, LeavesNothingBehindWhenKilledByAChild) {
   // As early as possible: the launcher is still starting the program.
   for (int round = 0; round < 20; ++round) {
-    const Result result = run(
+    const auto result = run_command(
         shell({"-n", "1"}, "sleep 1000 & echo $! > " + path("sleep") + "; kill -KILL $PPID; wait"));
     EXPECT_EQ(result.status, 128 + SIGKILL);
     EXPECT_TRUE(gone(noted_pid("sleep")));
@@ -229,7 +218,7 @@ TEST_F(StitchRun, LeavesNothingBehindWhenKilledByAChild) {
 }
 
 TEST_F(StitchRun, ContinuesWithoutItsGuardian) {
-  const Result result = run(shell(
+  const auto result = run_command(shell(
       {"-n", "2"},
       // It may not have its name yet.
       "[ $RANK = 1 ] || for try in $(seq 500); do "
@@ -281,8 +270,8 @@ TEST_F(StitchRun, GoesOnWhenItGetsTheSignalForDumpsAndLeavesItToTheWorkers) {
 }
 
 TEST_F(StitchRun, StopsAfterTheTimeLimit) {
-  const Result result =
-      run(shell({"-n", "2", "--timeout", "0.2"}, "[ $RANK = 1 ] && exit 0; exec sleep 60"));
+  const auto result =
+      run_command(shell({"-n", "2", "--timeout", "0.2"}, "[ $RANK = 1 ] && exit 0; exec sleep 60"));
   EXPECT_EQ(result.status, 124);
   EXPECT_EQ(result.err,
             "stitch-run: stopped after 0.2 s (--timeout); still running were: worker0\n");
@@ -290,13 +279,13 @@ TEST_F(StitchRun, StopsAfterTheTimeLimit) {
 
 TEST_F(StitchRun, StartsAFailedWorkerAgainAsOftenAsTold) {
   // worker1 fails twice and then ends well; worker0 goes on meanwhile.
-  const Result result =
-      run(shell({"-n", "2", "--restarts", "2"},
-                "echo start $RANK $STITCH_NAME >&2; if [ $RANK = 1 ]; then echo x >> " +
-                    path("tries") + "; [ $(wc -l < " + path("tries") + ") -ge 3 ] && touch " +
-                    path("good") + " && exit 0; " + "[ $(wc -l < " + path("tries") +
-                    ") = 1 ] && kill -9 $$; exit 3; fi; " + "for i in $(seq 200); do [ -e " +
-                    path("good") + " ] && exit 0; sleep 0.05; done; exit 9"));
+  const auto result = run_command(
+      shell({"-n", "2", "--restarts", "2"},
+            "echo start $RANK $STITCH_NAME >&2; if [ $RANK = 1 ]; then echo x >> " + path("tries") +
+                "; [ $(wc -l < " + path("tries") + ") -ge 3 ] && touch " + path("good") +
+                " && exit 0; " + "[ $(wc -l < " + path("tries") +
+                ") = 1 ] && kill -9 $$; exit 3; fi; " + "for i in $(seq 200); do [ -e " +
+                path("good") + " ] && exit 0; sleep 0.05; done; exit 9"));
   EXPECT_EQ(result.status, 0) << result.err;
   EXPECT_EQ(sorted_lines(result.err),
             (std::vector<std::string>{
@@ -307,26 +296,24 @@ TEST_F(StitchRun, StartsAFailedWorkerAgainAsOftenAsTold) {
 }
 
 TEST_F(StitchRun, GivesUpAWorkerThatFailsTooOften) {
-  const Result result =
-      run(shell({"-n", "2", "--restarts", "1"}, "[ $RANK = 0 ] && sleep 20; exit 7"));
+  const auto result =
+      run_command(shell({"-n", "2", "--restarts", "1"}, "[ $RANK = 0 ] && sleep 20; exit 7"));
   EXPECT_EQ(result.status, 7) << result.err;
-  EXPECT_NE(result.err.find("stitch-run: worker1 exited with status 7; restarted (1 of 1)"),
-            std::string::npos)
+  EXPECT_TRUE(contains(result.err, "stitch-run: worker1 exited with status 7; restarted (1 of 1)"))
       << result.err;
-  EXPECT_NE(result.err.find("stitch-run: worker1 exited with status 7\n"), std::string::npos)
-      << result.err;
+  EXPECT_TRUE(contains(result.err, "stitch-run: worker1 exited with status 7\n")) << result.err;
 }
 
 TEST_F(StitchRun, DoesNotStartAWorkerAgainWhoseWorldIsOver) {
-  const Result result =
-      run(shell({"-n", "2", "--restarts", "5"}, "[ $RANK = 0 ] && exit 0; sleep 0.5; exit 4"));
+  const auto result = run_command(
+      shell({"-n", "2", "--restarts", "5"}, "[ $RANK = 0 ] && exit 0; sleep 0.5; exit 4"));
   EXPECT_EQ(result.status, 4) << result.err;
-  EXPECT_EQ(result.err.find("restarted"), std::string::npos) << result.err;
+  EXPECT_FALSE(contains(result.err, "restarted")) << result.err;
 }
 
 TEST_F(StitchRun, SaysThatAWorldIsElastic) {
-  const Result result = run(shell({"--min-workers", "2", "--max-workers", "3"},
-                                  "echo $RANK $STITCH_WORLD_SIZE $WORLD_SIZE"));
+  const auto result = run_command(shell({"--min-workers", "2", "--max-workers", "3"},
+                                        "echo $RANK $STITCH_WORLD_SIZE $WORLD_SIZE"));
   EXPECT_EQ(result.status, 0) << result.err;
   EXPECT_EQ(
       sorted_lines(result.out),
@@ -334,14 +321,13 @@ TEST_F(StitchRun, SaysThatAWorldIsElastic) {
 }
 
 TEST_F(StitchRun, AnElasticWorldGoesOnWhileEnoughWorkersAreThere) {
-  const Result goes_on =
-      run(shell({"-n", "3", "--min-workers", "2"}, "[ $RANK = 2 ] && exit 5; sleep 0.5"));
+  const auto goes_on =
+      run_command(shell({"-n", "3", "--min-workers", "2"}, "[ $RANK = 2 ] && exit 5; sleep 0.5"));
   EXPECT_EQ(goes_on.status, 0) << goes_on.err;
-  EXPECT_NE(goes_on.err.find("stitch-run: worker2 exited with status 5; the others go on"),
-            std::string::npos)
+  EXPECT_TRUE(contains(goes_on.err, "stitch-run: worker2 exited with status 5; the others go on"))
       << goes_on.err;
-  const Result too_few =
-      run(shell({"-n", "3", "--min-workers", "3"}, "[ $RANK = 2 ] && exit 5; sleep 20"));
+  const auto too_few =
+      run_command(shell({"-n", "3", "--min-workers", "3"}, "[ $RANK = 2 ] && exit 5; sleep 20"));
   EXPECT_EQ(too_few.status, 5) << too_few.err;
 }
 
@@ -357,7 +343,7 @@ TEST_F(StitchRun, AWorkerThatFailsAfterAllOthersHaveEndedWellFailsTheRun) {
   for (const auto& sizes : {std::vector<std::string>{"-n", "3", "--min-workers", "2"},
                             std::vector<std::string>{"--max-workers", "3"}}) {
     const std::string pids = path("pid" + sizes.back());
-    const Result result = run(shell(sizes, fails_last(pids, 2)));
+    const auto result = run_command(shell(sizes, fails_last(pids, 2)));
     EXPECT_EQ(result.status, 5) << result.err;
     EXPECT_EQ(result.err, "stitch-run: worker2 exited with status 5\n");
   }
@@ -366,7 +352,7 @@ TEST_F(StitchRun, AWorkerThatFailsAfterAllOthersHaveEndedWellFailsTheRun) {
 TEST_F(StitchRun, ExplainsAWrongCommandLine) {
   const auto refused = [](std::vector<std::string> arguments) {
     arguments.insert(arguments.begin(), STITCH_RUN);
-    const Result result = run(arguments);
+    const auto result = run_command(arguments);
     EXPECT_EQ(result.status, 2);
     EXPECT_EQ(result.out, "");
     return result.err;
@@ -396,20 +382,20 @@ TEST_F(StitchRun, ExplainsAWrongCommandLine) {
 }
 
 TEST_F(StitchRun, ReportsAMissingProgram) {
-  const Result result = run({STITCH_RUN, "-n", "2", "./no-such-program"});
+  const auto result = run_command({STITCH_RUN, "-n", "2", "./no-such-program"});
   EXPECT_EQ(result.status, 127);
   EXPECT_EQ(result.err,
             "stitch-run: cannot start \"./no-such-program\": No such file or directory\n");
 }
 
 TEST_F(StitchRun, PrintsHelpAndVersion) {
-  const Result help = run({STITCH_RUN, "--help"});
+  const auto help = run_command({STITCH_RUN, "--help"});
   EXPECT_EQ(help.status, 0);
   for (const char* word : {"-n N", "--name", "--timeout", "--no-prefix", "MASTER_PORT",
                            "STITCH_INIT_METHOD", "OMP_NUM_THREADS"}) {
-    EXPECT_NE(help.out.find(word), std::string::npos) << word;
+    EXPECT_TRUE(contains(help.out, word)) << word;
   }
-  EXPECT_TRUE(run({STITCH_RUN, "--version"}).out.starts_with("stitch-run "));
+  EXPECT_TRUE(run_command({STITCH_RUN, "--version"}).out.starts_with("stitch-run "));
 }
 
 }  // namespace

@@ -1,7 +1,6 @@
 // Reuse of the memory of large buffers.
 #include <sys/resource.h>
 
-#include <fstream>
 #include <limits>
 
 #include "stitch/base/event_loop.h"
@@ -282,13 +281,11 @@ TEST(BlockPool, BuffersOutliveThePoolsOwner) {
 TEST(BlockPool, OtherDevicesAreRefused) {
   const auto pool = make_pool();
   for (const std::size_t bytes : {std::size_t{1}, kMiB}) {
-    try {
+    const Error error = stitch::testing::error_of([&] {
       static_cast<void>(pool->allocate(Device{DeviceType::cuda, 3}, bytes));
-      FAIL();
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), ErrorCode::unimplemented);
-      EXPECT_NE(std::string(error.what()).find("cuda:3"), std::string::npos);
-    }
+    });
+    EXPECT_EQ(error.code(), ErrorCode::unimplemented);
+    EXPECT_NE(std::string(error.what()).find("cuda:3"), std::string::npos);
   }
   EXPECT_EQ(pool->statistics().used_bytes, 0U);
 }
@@ -298,13 +295,9 @@ TEST(BlockPool, MoreMemoryThanAnyMachineHasIsRefused) {
   constexpr std::size_t kMost = std::numeric_limits<std::size_t>::max();
   for (const std::size_t bytes : {kMost, kMost - 1, kMost - kMost / 32, kMost / 4 * 3,
                                   kMost / 2 + 2, kMost / 2, kMost / 16}) {
-    try {
-      const Buffer buffer = pool->allocate(Device{}, bytes);
-      ADD_FAILURE() << bytes << " bytes were given: the block has "
-                    << BlockPool::block_bytes(bytes);
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), ErrorCode::overloaded) << error.what();
-    }
+    const Error error =
+        stitch::testing::error_of([&] { const Buffer buffer = pool->allocate(Device{}, bytes); });
+    EXPECT_EQ(error.code(), ErrorCode::overloaded) << error.what();
     EXPECT_EQ(pool->statistics().used_bytes, 0U) << bytes;
   }
 }
@@ -329,29 +322,25 @@ TEST(BlockPool, SeveralThreadsAllocateAndFree) {
       std::this_thread::yield();
     }
   });
-  std::vector<std::thread> threads;
-  for (int t = 0; t < kThreads; ++t) {
-    threads.emplace_back([&, t] {
-      std::mt19937_64 random(static_cast<std::uint64_t>(t));
-      for (int i = 0; i < kRounds; ++i) {
-        const std::size_t bytes =
-            BlockPool::kSmallest +
-            (random() % 8 == 0 ? random() % (4 * kMiB) : random() % (100 * kKiB));
-        Buffer mine = pool->allocate(Device{}, bytes);
-        auto* data = static_cast<unsigned char*>(mine.data);
-        data[0] = data[bytes - 1] = static_cast<unsigned char>(t);
-        std::this_thread::yield();
-        if (data[0] != t || data[bytes - 1] != t) torn = true;
-        Slot& slot = slots[static_cast<std::size_t>((t + 1) % kThreads)];
-        base::MutexLock lock(slot.mutex);
-        std::swap(slot.buffer, mine);
-        lock.unlock();
-        mine = {};
-        lock.lock();
-      }
-    });
-  }
-  for (auto& thread : threads) thread.join();
+  testing::on_each(kThreads, [&](int t) {
+    std::mt19937_64 random(static_cast<std::uint64_t>(t));
+    for (int i = 0; i < kRounds; ++i) {
+      const std::size_t bytes =
+          BlockPool::kSmallest +
+          (random() % 8 == 0 ? random() % (4 * kMiB) : random() % (100 * kKiB));
+      Buffer mine = pool->allocate(Device{}, bytes);
+      auto* data = static_cast<unsigned char*>(mine.data);
+      data[0] = data[bytes - 1] = static_cast<unsigned char>(t);
+      std::this_thread::yield();
+      if (data[0] != t || data[bytes - 1] != t) torn = true;
+      Slot& slot = slots[static_cast<std::size_t>((t + 1) % kThreads)];
+      base::MutexLock lock(slot.mutex);
+      std::swap(slot.buffer, mine);
+      lock.unlock();
+      mine = {};
+      lock.lock();
+    }
+  });
   stop = true;
   trimmer.join();
   EXPECT_FALSE(torn);

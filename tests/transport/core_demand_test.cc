@@ -1,9 +1,6 @@
 // When threads block instead of polling.
 #include "stitch/transport/stream/core_demand.h"
 
-#include <atomic>
-#include <thread>
-
 #include "tests/support/forked_child.h"
 #include "tests/support/plain_test.h"
 

@@ -1,17 +1,12 @@
 #pragma once
 
-#include <gtest/gtest.h>
-
-#include <memory>
 #include <ostream>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "stitch/transport/endpoint.h"
 #include "stitch/transport/loopback/loopback_endpoint.h"
 #include "stitch/transport/stream/stream_endpoint.h"
 #include "stitch/transport/tensorpipe/tensorpipe_endpoint.h"
+#include "tests/support/plain_test.h"
 #include "tests/transport/recorder.h"
 
 // The contract of every endpoint, run over each of them. The tests are in

@@ -209,19 +209,16 @@ TEST_P(EndpointContract, SeveralThreadsSendThousandsOfMessages) {
   constexpr int kThreads = 4;
   constexpr int kEach = 1000;
   {
-    std::vector<std::jthread> threads;
-    for (int t = 0; t < kThreads; ++t) {
-      threads.emplace_back([&, t] {
-        for (int i = 0; i < kEach; ++i) {
-          const std::string text = std::to_string(t) + ":" + std::to_string(i);
-          Message message = make_message(text);
-          if (i % 50 == 0)
-            message.buffers.push_back(make_filled_buffer(20000 + i, static_cast<unsigned char>(t)));
-          (t % 2 == 0 ? pair->to_server : to_client)
-              ->send(std::move(message), (t % 2 == 0 ? pair->client : pair->server)->done());
-        }
-      });
-    }
+    testing::on_each(kThreads, [&](int t) {
+      for (int i = 0; i < kEach; ++i) {
+        const std::string text = std::to_string(t) + ":" + std::to_string(i);
+        Message message = make_message(text);
+        if (i % 50 == 0)
+          message.buffers.push_back(make_filled_buffer(20000 + i, static_cast<unsigned char>(t)));
+        (t % 2 == 0 ? pair->to_server : to_client)
+            ->send(std::move(message), (t % 2 == 0 ? pair->client : pair->server)->done());
+      }
+    });
   }
   for (const auto& receiver : {pair->server, pair->client}) {
     ASSERT_TRUE(receiver->wait_messages(kEach * kThreads / 2))

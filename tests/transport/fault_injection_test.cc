@@ -70,31 +70,12 @@ TEST(FaultPlan, NamesThePartThatIsWrong) {
   EXPECT_EQ(error_of("kill=ps0"),
             "fault \"kill=ps0\" is not understood; kill takes a worker and a moment: ps0@step10, "
             "ps0@call1000, ps0@time2s; with an epoch other than 1: ps0/2@step10");
-  for (const char* text : {"kill=ps0@step",
-                           "kill=ps0@step0",
-                           "kill=@step1",
-                           "stop=a@minute3",
-                           "kill=ps0@time",
-                           "kill=ps0@call-1",
-                           "kill=ps0/@step1",
-                           "kill=ps0/0@step1",
-                           "kill=ps0/x@step1",
-                           "kill=/1@step1",
-                           "kill=ps0/1/2@step1",
-                           "cut=0s",
-                           "seed=-1",
-                           "seed=x",
-                           "partition=a",
-                           "partition=a|",
-                           "partition=a|b@5s-2s",
-                           "partition=a|a",
-                           "drop=nan",
-                           "drop=",
-                           "drop",
-                           ",",
-                           "drop=0.1,drop=0.2",
-                           "drop=0.1,"})
-    EXPECT_NE(error_of(text), "") << text;
+  std::istringstream wrong(
+      "kill=ps0@step kill=ps0@step0 kill=@step1 stop=a@minute3 kill=ps0@time kill=ps0@call-1 "
+      "kill=ps0/@step1 kill=ps0/0@step1 kill=ps0/x@step1 kill=/1@step1 kill=ps0/1/2@step1 cut=0s "
+      "seed=-1 seed=x partition=a partition=a| partition=a|b@5s-2s partition=a|a drop=nan drop= "
+      "drop , drop=0.1,drop=0.2 drop=0.1,");
+  for (std::string text; wrong >> text;) EXPECT_NE(error_of(text), "") << text;
   EXPECT_NE(error_of("dorp=0.1").find("fault \"dorp\" is unknown; there are "), std::string::npos);
   EXPECT_NE(error_of("dorp=0.1").find("did you mean drop?"), std::string::npos);
 }

@@ -427,15 +427,6 @@ TEST(Greeting, SurvivesEncodingAndDecoding) {
   EXPECT_EQ(decoded.public_key, greeting.public_key);
 }
 
-TEST(Greeting, NamesBothVersionsWhenTheyDiffer) {
-  Greeting greeting;
-  greeting.version = 9;
-  const base::Bytes bytes = encode(greeting);
-  const Error error = error_of([&] { static_cast<void>(decode_greeting(bytes.span())); });
-  EXPECT_EQ(error.code(), ErrorCode::protocol);
-  EXPECT_STREQ(error.what(), "peer speaks protocol version 9, this worker speaks version 8");
-}
-
 TEST(Greeting, RefusesOtherProtocolsTruncationsAndUnknownFlags) {
   const base::Bytes good = encode(Greeting{});
   EXPECT_EQ(error_of([] {

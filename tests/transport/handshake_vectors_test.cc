@@ -1,7 +1,6 @@
 // The handshake with fixed keys and nonces, message by message, beside what another implementation
 // of WIRE.md says: handshake_vectors.txt.
 #include <cctype>
-#include <fstream>
 
 #include "stitch/transport/wire/handshake.h"
 #include "tests/support/plain_test.h"

@@ -53,29 +53,22 @@ INSTANTIATE_TEST_SUITE_P(
                       Row{"^lo,docker", true, "10.0.0.7"}));  // excludes it
 
 TEST(ChooseAddressErrors, NameTheReasonForEachInterface) {
-  try {
+  const Error error = stitch::testing::error_of([&] {
     (void)choose_address({{"lo", "127.0.0.1", true, true},
                           {"eth0", "10.0.0.7", true, false},
                           {"ib0", "10.9.0.7", false, false},
                           {"ib1", "169.254.0.1", true, false},
                           {"ib2", "", true, false}},
                          "ib,lo", false);
-    FAIL() << "nothing was thrown";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
-    EXPECT_STREQ(error.what(),
-                 "address to listen on cannot be chosen among the wanted interfaces \"ib,lo\": lo "
-                 "127.0.0.1 is loopback, which other hosts "
-                 "cannot reach; eth0 10.0.0.7 is not wanted; ib0 10.9.0.7 is down; ib1 169.254.0.1 "
-                 "is link-local; ib2 has no address");
-  }
-  try {
-    (void)choose_address({}, "", false);
-    FAIL() << "nothing was thrown";
-  } catch (const Error& error) {
-    EXPECT_STREQ(error.what(),
-                 "address to listen on cannot be chosen: this host has no network interface");
-  }
+  });
+  EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+  EXPECT_STREQ(error.what(),
+               "address to listen on cannot be chosen among the wanted interfaces \"ib,lo\": lo "
+               "127.0.0.1 is loopback, which other hosts "
+               "cannot reach; eth0 10.0.0.7 is not wanted; ib0 10.9.0.7 is down; ib1 169.254.0.1 "
+               "is link-local; ib2 has no address");
+  EXPECT_STREQ(stitch::testing::error_of([] { (void)choose_address({}, "", false); }).what(),
+               "address to listen on cannot be chosen: this host has no network interface");
 }
 
 TEST(ChooseAddressErrors, LoopbackIsNeverAdvertisedToOtherHosts) {

@@ -1,12 +1,6 @@
 #pragma once
 
-#include <gtest/gtest.h>
-
-#include <memory>
-#include <string>
-#include <utility>
-#include <vector>
-
+#include "tests/support/plain_test.h"
 #include "tests/transport/recorder.h"
 
 namespace stitch::transport {

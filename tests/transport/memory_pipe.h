@@ -1,18 +1,11 @@
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
-#include <cstdint>
 #include <deque>
-#include <optional>
-#include <random>
-#include <span>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "stitch/transport/stream/link.h"
 #include "stitch/transport/stream/record_reader.h"
+#include "tests/support/plain_test.h"
 
 namespace stitch::transport {
 

@@ -365,21 +365,13 @@ double idle_share() {
 }
 constexpr double kIdle = 0.05;
 
-class StreamIdle : public ::testing::TestWithParam<const char*> {
- protected:
-  static std::unique_ptr<Endpoint> make(std::uint32_t id) {
-    EndpointOptions options;
-    options.self.id = id;
-    options.self.name = "worker" + std::to_string(id);
-    return make_stream_endpoint(std::move(options), {{GetParam()}, "127.0.0.1"});
-  }
-};
+class StreamIdle : public ::testing::TestWithParam<const char*> {};
 INSTANTIATE_TEST_SUITE_P(Stream, StreamIdle, ::testing::Values("shm", "tcp"),
                          [](const auto& info) { return std::string(info.param); });
 
 TEST_P(StreamIdle, AnIdleConnectionCostsNothing) {
-  const auto server = make(1);
-  const auto client = make(2);
+  const auto server = stream_endpoint(1, {GetParam()});
+  const auto client = stream_endpoint(2, {GetParam()});
   const auto in = std::make_shared<Recorder>();
   in->handle = [](const std::shared_ptr<Connection>& from, Message message) {
     from->send(std::move(message), nullptr);
@@ -398,7 +390,7 @@ TEST_P(StreamIdle, AnIdleConnectionCostsNothing) {
 }
 
 TEST_P(StreamIdle, SilentStrangersCostNothing) {
-  const auto server = make(1);
+  const auto server = stream_endpoint(1, {GetParam()});
   const auto addresses = server->listen([] { return std::make_shared<Recorder>()->events(); });
   std::vector<base::Descriptor> strangers;
   for (int i = 0; i < 10; ++i) strangers.push_back(connect_raw(addresses.front()));
@@ -408,7 +400,7 @@ TEST_P(StreamIdle, SilentStrangersCostNothing) {
 }
 
 TEST_P(StreamIdle, APeerThatDoesNotReadCostsNothing) {
-  const auto server = make(1);
+  const auto server = stream_endpoint(1, {GetParam()});
   const auto in = std::make_shared<Recorder>();
   const auto addresses = server->listen([&] { return in->events(); });
   RawPeer peer(addresses.front());

@@ -1,31 +1,20 @@
 #pragma once
 
 #include <fcntl.h>
-#include <gtest/gtest.h>
 #include <poll.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <atomic>
 #include <cerrno>
-#include <chrono>
 #include <cstddef>
-#include <cstdint>
-#include <cstring>
-#include <optional>
-#include <span>
-#include <string>
-#include <thread>
-#include <utility>
-#include <vector>
 
 #include "stitch/transport/ip_address.h"
 #include "stitch/transport/stream/link.h"
 #include "stitch/transport/wire/handshake.h"
 #include "stitch/transport/wire/record.h"
+#include "tests/support/plain_test.h"
 #include "tests/transport/recorder.h"
 
 namespace stitch::transport {

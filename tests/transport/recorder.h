@@ -1,17 +1,9 @@
 #pragma once
 
-#include <chrono>
-#include <cstdint>
-#include <cstring>
-#include <functional>
-#include <memory>
-#include <optional>
-#include <string>
-#include <utility>
-#include <vector>
-
 #include "stitch/base/mutex.h"
 #include "stitch/transport/endpoint.h"
+#include "stitch/transport/stream/stream_endpoint.h"
+#include "tests/support/plain_test.h"
 
 namespace stitch::transport {
 
@@ -23,6 +15,12 @@ inline EndpointOptions options(std::uint32_t id) {
   options.self.id = id;
   options.self.name = "worker" + std::to_string(id);
   return options;
+}
+
+// Stitch's own, on this host.
+inline std::unique_ptr<Endpoint> stream_endpoint(std::uint32_t id,
+                                                 std::vector<std::string> transports) {
+  return make_stream_endpoint(options(id), {std::move(transports), "127.0.0.1"});
 }
 
 // A message whose frame is `text`. Endpoints carry any bytes; only the layers above look inside.
@@ -188,5 +186,14 @@ class Recorder : public std::enable_shared_from_this<Recorder> {
   std::optional<Error> send_error_;
   std::vector<std::string> faults_;
 };
+
+// Of a connection that sends back what comes.
+inline ConnectionEvents echo_events() {
+  const auto echo = std::make_shared<Recorder>();
+  echo->handle = [](const std::shared_ptr<Connection>& connection, Message message) {
+    connection->send(std::move(message), nullptr);
+  };
+  return echo->events();
+}
 
 }  // namespace stitch::transport

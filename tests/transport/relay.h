@@ -1,22 +1,14 @@
 #pragma once
 
-#include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <sys/socket.h>
 
-#include <array>
-#include <atomic>
-#include <chrono>
 #include <cstddef>
-#include <functional>
-#include <string>
-#include <thread>
-#include <utility>
-#include <vector>
 
 #include "stitch/base/descriptor.h"
 #include "stitch/base/mutex.h"
+#include "tests/support/plain_test.h"
 #include "tests/transport/raw_peer.h"
 
 namespace stitch::transport {

@@ -2,6 +2,7 @@
 #include "stitch/transport/stream/stream_endpoint.h"
 #include "stitch/transport/stream/tcp_link.h"
 #include "tests/support/plain_test.h"
+#include "tests/transport/plain_socket.h"
 #include "tests/transport/raw_peer.h"
 
 namespace stitch::transport::stream_endpoint_test {
@@ -13,15 +14,6 @@ using stitch::testing::error_of;
 StreamOptions over(std::vector<std::string> transports,
                    const std::string& bind_address = "127.0.0.1") {
   return {std::move(transports), bind_address};
-}
-
-// Of a connection that sends back what comes.
-ConnectionEvents echo_events() {
-  const auto echo = std::make_shared<Recorder>();
-  echo->handle = [](const std::shared_ptr<Connection>& connection, Message message) {
-    connection->send(std::move(message), nullptr);
-  };
-  return echo->events();
 }
 
 class StreamEndpointOver : public ::testing::TestWithParam<const char*> {};
@@ -138,24 +130,19 @@ TEST(StreamEndpoint, SpeaksIpv6) {
 // The system reports an error of a socket once: to the writer, if that asks first. The reader,
 // which ends the connection, must report it, too.
 TEST(StreamEndpoint, AResetIsReportedWhicheverThreadSeesItFirst) {
-  const auto ip = IpAddress::parse("127.0.0.1", 0);
-  const base::Descriptor listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  ASSERT_EQ(::bind(listener.get(), reinterpret_cast<const sockaddr*>(&ip->address), ip->bytes), 0);
-  ASSERT_EQ(::listen(listener.get(), 8), 0);
-  sockaddr_storage at{};
-  socklen_t bytes = sizeof(at);
-  ASSERT_EQ(::getsockname(listener.get(), reinterpret_cast<sockaddr*>(&at), &bytes), 0);
+  Socket listener;
+  const std::uint16_t port = listener.bind();
+  listener.listen();
   for (const bool write_first : {true, false}) {
-    base::Descriptor ours(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    ASSERT_EQ(::connect(ours.get(), reinterpret_cast<const sockaddr*>(&at), bytes), 0);
-    const int raw = ours.get();
-    const auto link = make_tcp_link(std::move(ours));
+    Socket ours;
+    ours.connect(port);
+    const auto link = make_tcp_link(base::Descriptor(::dup(ours.file())));
     {
-      const base::Descriptor theirs(::accept(listener.get(), nullptr, nullptr));
+      const Socket theirs = listener.accept();
       const linger reset{1, 0};
-      ASSERT_EQ(::setsockopt(theirs.get(), SOL_SOCKET, SO_LINGER, &reset, sizeof(reset)), 0);
+      ASSERT_EQ(::setsockopt(theirs.file(), SOL_SOCKET, SO_LINGER, &reset, sizeof(reset)), 0);
     }
-    pollfd event{raw, POLLIN, 0};
+    pollfd event{ours.file(), POLLIN, 0};
     ASSERT_EQ(::poll(&event, 1, 5000), 1);
     std::array<char, 10> some{};
     const iovec part{some.data(), some.size()};
@@ -171,21 +158,14 @@ TEST(StreamEndpoint, AResetIsReportedWhicheverThreadSeesItFirst) {
 
 // When no process listens, a connecting socket may be given the very port that it connects to.
 TEST(StreamEndpoint, ASocketThatMeetsItselfIsNoPeer) {
-  const auto ip = IpAddress::parse("127.0.0.1", 0);
-  const base::Descriptor self(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  ASSERT_EQ(::bind(self.get(), reinterpret_cast<const sockaddr*>(&ip->address), ip->bytes), 0);
-  sockaddr_storage at{};
-  socklen_t bytes = sizeof(at);
-  ASSERT_EQ(::getsockname(self.get(), reinterpret_cast<sockaddr*>(&at), &bytes), 0);
-  ASSERT_EQ(::connect(self.get(), reinterpret_cast<const sockaddr*>(&at), bytes), 0);
-  EXPECT_TRUE(connects_itself(self.get()));
-  const base::Descriptor listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  ASSERT_EQ(::bind(listener.get(), reinterpret_cast<const sockaddr*>(&ip->address), ip->bytes), 0);
-  ASSERT_EQ(::listen(listener.get(), 8), 0);
-  ASSERT_EQ(::getsockname(listener.get(), reinterpret_cast<sockaddr*>(&at), &bytes), 0);
-  const base::Descriptor other(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  ASSERT_EQ(::connect(other.get(), reinterpret_cast<const sockaddr*>(&at), bytes), 0);
-  EXPECT_FALSE(connects_itself(other.get()));
+  Socket self;
+  self.connect(self.bind());
+  EXPECT_TRUE(connects_itself(self.file()));
+  Socket listener, other;
+  const std::uint16_t port = listener.bind();
+  listener.listen();
+  other.connect(port);
+  EXPECT_FALSE(connects_itself(other.file()));
 }
 
 TEST_P(StreamEndpointOver, RefusesToSendDeviceMemory) {

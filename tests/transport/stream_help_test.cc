@@ -12,18 +12,11 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-std::unique_ptr<Endpoint> make_endpoint(std::uint32_t id, const std::string& transport) {
-  EndpointOptions options;
-  options.self.id = id;
-  options.self.name = "worker" + std::to_string(id);
-  return make_stream_endpoint(std::move(options), {{transport}, "127.0.0.1"});
-}
-
 // A client connected to a server that answers every message with itself.
 struct Echo {
   explicit Echo(const std::string& transport,
                 std::function<void(const std::shared_ptr<Connection>&, Message)> on_message)
-      : server(make_endpoint(1, transport)), client(make_endpoint(2, transport)) {
+      : server(stream_endpoint(1, {transport})), client(stream_endpoint(2, {transport})) {
     in->handle = [](const std::shared_ptr<Connection>& from, Message message) {
       from->send(std::move(message), nullptr);
     };

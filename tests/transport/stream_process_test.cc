@@ -8,7 +8,6 @@
 #include "stitch/transport/stream/shm_memory.h"
 #include "stitch/transport/stream/stream_endpoint.h"
 #include "tests/support/disabled_test_process.h"
-#include "tests/support/error_of.h"
 #include "tests/support/forked_child.h"
 #include "tests/support/plain_test.h"
 #include "tests/transport/raw_peer.h"
@@ -20,21 +19,6 @@ using std::chrono::milliseconds;
 
 constexpr const char* kAddressVariable = "TRANSPORT_TEST_ADDRESS";
 constexpr const char* kTaskVariable = "TRANSPORT_TEST_TASK";
-
-std::unique_ptr<Endpoint> make_endpoint(std::uint32_t id, std::vector<std::string> transports) {
-  EndpointOptions options;
-  options.self.id = id;
-  options.self.name = "worker" + std::to_string(id);
-  return make_stream_endpoint(std::move(options), {std::move(transports), "127.0.0.1"});
-}
-
-ConnectionEvents echo() {
-  const auto recorder = std::make_shared<Recorder>();
-  recorder->handle = [](const std::shared_ptr<Connection>& connection, Message message) {
-    connection->send(std::move(message), nullptr);
-  };
-  return recorder->events();
-}
 
 // A process that runs StreamProcess.DISABLED_`test` and is given an address and a task.
 class Process : public testing::DisabledTestProcess {
@@ -49,8 +33,8 @@ class Process : public testing::DisabledTestProcess {
 class PoorPeer {
  public:
   PoorPeer(const char* address, const char* transport)
-      : endpoint_(make_endpoint(2, {transport})), control_(make_endpoint(3, {"tcp"})) {
-    const auto addresses = endpoint_->listen([] { return echo(); });
+      : endpoint_(stream_endpoint(2, {transport})), control_(stream_endpoint(3, {"tcp"})) {
+    const auto addresses = endpoint_->listen([] { return echo_events(); });
     connection_ = control_->connect(address, {1}, recorder_->events());
     EXPECT_TRUE(recorder_->wait_open());
     const base::Descriptor last(::dup(0));
@@ -105,7 +89,7 @@ TEST(StreamProcess, DISABLED_PoorEcho) {
 TEST(StreamProcess, RunningOutOfDescriptorsPasses) {
   for (const std::string transport : {"shm", "tcp"}) {
     SCOPED_TRACE(transport);
-    const auto control = make_endpoint(1, {"tcp"});
+    const auto control = stream_endpoint(1, {"tcp"});
     const auto in = std::make_shared<Recorder>();
     const auto control_addresses = control->listen([&] { return in->events(); });
     const Process poor("PoorEcho", control_addresses[0], transport);
@@ -114,7 +98,7 @@ TEST(StreamProcess, RunningOutOfDescriptorsPasses) {
     ASSERT_EQ(texts.size(), 1U) << in->closed_text();
     const std::string& address = texts.front();
 
-    const auto client = make_endpoint(4, {transport});
+    const auto client = stream_endpoint(4, {transport});
     const auto first = std::make_shared<Recorder>();
     const auto before = client->connect(address, {2}, first->events());
     before->send(make_message("1"), nullptr);
@@ -162,57 +146,11 @@ TEST(StreamProcess, DISABLED_PoorClient) {
   peer.stay();
 }
 
-// Takes all descriptors, connects to the address that it is sent until that fails, and says why.
-TEST(StreamProcess, DISABLED_PoorText) {
-  const char* address = std::getenv(kAddressVariable);
-  const char* transport = std::getenv(kTaskVariable);
-  if (address == nullptr || transport == nullptr)
-    GTEST_SKIP() << "runs only as the peer of another test";
-  PoorPeer peer(address, transport);
-  ASSERT_TRUE(peer.heard().wait_messages(1));
-  const std::string target = peer.heard().take_texts().front();
-  std::vector<base::Descriptor> all;
-  do all.emplace_back(::dup(0));
-  while (all.back());
-  std::string result = "open";
-  std::vector<std::shared_ptr<Recorder>> own;
-  while (result == "open" && own.size() < 40) {
-    own.push_back(std::make_shared<Recorder>());
-    peer.endpoint().connect(target, {4}, own.back()->events());
-    if (!own.back()->wait_open()) result = own.back()->closed_text();
-  }
-  peer.say(result);
-  peer.stay();
-}
-
-TEST(StreamProcess, AMissingDescriptorNamesTheLimit) {
-  for (const std::string transport : {"shm", "tcp"}) {
-    SCOPED_TRACE(transport);
-    const auto control = make_endpoint(1, {"tcp"});
-    const auto in = std::make_shared<Recorder>();
-    const auto control_addresses = control->listen([&] { return in->events(); });
-    const Process poor("PoorText", control_addresses[0], transport);
-    ASSERT_TRUE(in->wait_messages(1));
-    static_cast<void>(in->take_texts());
-    const auto target = make_endpoint(4, {transport});
-    const auto addresses = target->listen([] { return echo(); });
-    in->connection()->send(make_message(addresses[0]), nullptr);
-    ASSERT_TRUE(in->wait_messages(2));
-    const std::string text = in->take_texts().front();
-    EXPECT_NE(text.find("Too many open files: all "), std::string::npos) << text;
-    EXPECT_NE(text.find(" descriptors that this process may have are open (RLIMIT_NOFILE; the hard "
-                        "limit is "),
-              std::string::npos)
-        << text;
-    EXPECT_NE(text.find("`ulimit -n`"), std::string::npos) << text;
-  }
-}
-
 // Strangers have every descriptor that they can get; it can connect to its own peers all the same.
 TEST(StreamProcess, StrangersDoNotKeepItFromConnecting) {
   for (const std::string transport : {"shm", "tcp"}) {
     SCOPED_TRACE(transport);
-    const auto control = make_endpoint(1, {"tcp"});
+    const auto control = stream_endpoint(1, {"tcp"});
     const auto in = std::make_shared<Recorder>();
     const auto control_addresses = control->listen([&] { return in->events(); });
     const Process poor("PoorClient", control_addresses[0], transport);
@@ -221,8 +159,8 @@ TEST(StreamProcess, StrangersDoNotKeepItFromConnecting) {
     ASSERT_EQ(texts.size(), 1U) << in->closed_text();
     std::vector<base::Descriptor> strangers;
     for (int i = 0; i < 80; ++i) strangers.push_back(connect_raw(texts.front()));
-    const auto target = make_endpoint(4, {transport});
-    const auto addresses = target->listen([] { return echo(); });
+    const auto target = stream_endpoint(4, {transport});
+    const auto addresses = target->listen([] { return echo_events(); });
     in->connection()->send(make_message(addresses[0]), nullptr);
     ASSERT_TRUE(in->wait_messages(2));
     EXPECT_EQ(in->take_texts().front(), "open");

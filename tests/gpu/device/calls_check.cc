@@ -13,16 +13,9 @@
 namespace gpu_calls_check {  // its functions are registered under their full names
 namespace {
 
-using stitch::Options;
-using stitch::rpc_async;
-using stitch::rpc_sync;
+using namespace stitch::testing;
 using stitch::gpu_check::delay;
 using stitch::gpu_check::pool_stream;
-using stitch::testing::Cluster;
-using stitch::testing::ProgramBlock;
-using stitch::testing::ProgramHost;
-using stitch::testing::RandomProgram;
-using stitch::testing::Tensors;
 namespace autograd = stitch::dist_autograd;
 
 at::Device device(int index) { return {at::kCUDA, static_cast<c10::DeviceIndex>(index)}; }
@@ -119,53 +112,14 @@ TEST(MemoryOfHandlers, DoesNotGrowWithTheNumberOfCalls) {
 
 // ---- random programs
 
-class Parameters {
- public:
-  void put(std::uint64_t seed, std::vector<Tensors> all) {
-    const std::lock_guard lock(mutex_);
-    all_[seed] = std::move(all);
-  }
-  at::Tensor get(std::uint64_t seed, std::uint32_t worker, int index) {
-    const std::lock_guard lock(mutex_);
-    return all_.at(seed).at(worker).at(static_cast<std::size_t>(index));
-  }
-
- private:
-  std::mutex mutex_;
-  std::map<std::uint64_t, std::vector<Tensors>> all_;
-};
-Parameters& parameters() {
-  static auto* const all = new Parameters;  // tensors of devices do not outlive these
-  return *all;
-}
-
-ProgramHost remote_host(std::uint64_t seed);
-
-Tensors run_remote_block(const ProgramBlock& block, Tensors arguments) {
-  return run_block(remote_host(block.program.seed), block, arguments);
-}
-
-ProgramHost remote_host(std::uint64_t seed) {
-  ProgramHost host;
-  host.parameter = [seed, worker = stitch::rpc::current_agent()->self().id.value()](int index) {
-    return parameters().get(seed, worker, index);
-  };
-  host.call = [](int callee, const ProgramBlock& block, const Tensors& arguments) {
-    auto future = rpc_async<run_remote_block>(stitch::WorkerId(static_cast<std::uint32_t>(callee)),
-                                              block, arguments);
-    return [future] { return future.get(); };
-  };
-  return host;
-}
-
 at::Tensor on_cpu(const at::Tensor& tensor) { return tensor.defined() ? tensor.cpu() : tensor; }
 
-at::Tensor gradient_on(stitch::Worker& worker, const autograd::ContextId& context,
+at::Tensor gradient_on(Worker& worker, const autograd::ContextId& context,
                        const at::Tensor& parameter) {
-  const stitch::WorkerScope scope(worker);
+  const WorkerScope scope(worker);
   try {
     return autograd::find_context(context).gradient(parameter);
-  } catch (const stitch::Error&) {
+  } catch (const Error&) {
     return {};  // it took no part
   }
 }
@@ -185,7 +139,7 @@ TEST_P(ProgramsOnDevices, HaveTheGradientsOfOneProcess) {
     program.workers = GetParam();
     program.devices = stitch::gpu_check::device_count();
     SCOPED_TRACE("seed " + std::to_string(program.seed));
-    stitch::testing::Asking asking;
+    Asking asking;
     asking.two_losses = i % 2 == 1;
     asking.own_seed = i % 3 == 1;
     asking.passes = 1 + i % 2;
@@ -220,7 +174,7 @@ TEST_P(ProgramsOnDevices, HaveTheGradientsOfOneProcess) {
         ASSERT_EQ(got.defined(), wanted.defined());
         if (!got.defined()) continue;
         EXPECT_EQ(got.device(), parameter.device());
-        EXPECT_TRUE(stitch::testing::equal_gradients(on_cpu(got), on_cpu(wanted), 1e-12));
+        EXPECT_TRUE(equal_gradients(on_cpu(got), on_cpu(wanted), 1e-12));
       }
     }
     parameters().put(program.seed, {});
