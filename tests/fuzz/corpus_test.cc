@@ -6,8 +6,8 @@ namespace stitch::fuzz::corpus_test {
 namespace {
 
 const std::vector<const Target*> kTargets{
-    &archive,       &autograd, &checkpoint, &dumps,   &frame, &gpu,    &handshake,
-    &member_record, &records,  &references, &session, &store, &tensors};
+    &archive, &autograd, &checkpoint, &dumps,       &frame,   &gpu,   &handshake, &member_record,
+    &pt_file, &records,  &references, &safetensors, &session, &store, &tensors};
 
 std::filesystem::path folder_of(const Target& target) {
   return std::filesystem::path(STITCH_FUZZ_CORPUS) / target.name;
