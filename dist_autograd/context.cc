@@ -4,6 +4,10 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/core/InferenceMode.h>
 
+#include <set>
+#include <sstream>
+#include <utility>
+
 #include "stitch/dist_autograd/context_state.h"
 #include "stitch/dist_autograd/current_context.h"
 #include "stitch/dist_autograd/ended_context.h"
@@ -46,6 +50,21 @@ at::Tensor copy_of(const at::Tensor& gradient) {
   return gradient.clone();
 }
 
+void scale_here(const ContextState& context, double factor) {
+  context.throw_if_unusable();
+  context.gradients()->change_all([factor](const at::Tensor& gradient) {
+    const at::AutoGradMode mode(gradient.requires_grad());
+    const c10::InferenceMode off(false);
+    return gradient * factor;
+  });
+}
+
+std::vector<WorkerId> told_by(const ContextState& context) {
+  std::vector<WorkerId> told;
+  for (const WorkerInfo& peer : context.peers()) told.push_back(peer.id);
+  return told;
+}
+
 std::shared_ptr<rpc::Agent> usable_agent() {
   auto agent = rpc::current_agent();
   agent->throw_if_stopped();
@@ -53,6 +72,18 @@ std::shared_ptr<rpc::Agent> usable_agent() {
 }
 
 }  // namespace
+
+namespace detail {
+
+// Called on each worker of the context; returns the workers that it has told of it.
+std::vector<WorkerId> scale_gradients_here(ContextId id, double factor) {
+  const auto context = Engine::of(*rpc::current_agent()).contexts().find(id);
+  if (!context) return {};
+  scale_here(*context, factor);
+  return told_by(*context);
+}
+
+}  // namespace detail
 
 const ContextId& ContextHandle::id() const noexcept { return state_->id(); }
 
@@ -94,6 +125,60 @@ at::Tensor ContextHandle::stored_gradient(const at::Tensor& leaf) const {
   at::Tensor gradient = state_->gradients()->find(leaf);
   state_->throw_if_unusable();
   return gradient;
+}
+
+// In waves: the workers that this one has told, those that they have told, and so on.
+void ContextHandle::scale_gradients(double factor) const {
+  agent_->throw_if_stopped();
+  scale_here(*state_, factor);
+  rpc::ExecutionContext plain = rpc::ExecutionContext::current();
+  plain.runtime = agent_;
+  plain.autograd_context = nullptr;  // the request itself must not be recorded
+  const rpc::ExecutionContextScope scope(std::move(plain));
+  std::set<WorkerId> reached{agent_->self().id};
+  std::vector<WorkerId> next = told_by(*state_);
+  next.push_back(id().home);
+  try {
+    while (!next.empty()) {
+      std::vector<Future<std::vector<WorkerId>>> wave;
+      for (const WorkerId worker : std::exchange(next, {})) {
+        if (reached.insert(worker).second)
+          wave.push_back(rpc_async<detail::scale_gradients_here>(worker, id(), factor));
+      }
+      for (const auto& told : when_all(std::move(wave)).get())
+        next.insert(next.end(), told.begin(), told.end());
+    }
+  } catch (...) {
+    fail(to_error(std::current_exception()));
+    throw;
+  }
+}
+
+void ContextHandle::fail(const Error& error) const {
+  const PassId pass{agent_->self().id, agent_->self().epoch, state_->next_pass()};
+  Engine::of(*agent_).fail_context(*state_, {.context = id(), .pass = pass}, error, {});
+  state_->close_pass(pass);
+}
+
+void ContextHandle::set_gradient(const at::Tensor& leaf, const at::Tensor& gradient) const {
+  if (!leaf.defined() || !leaf.is_leaf())
+    throw Error(ErrorCode::invalid_argument, "a gradient can be set of a leaf tensor only");
+  if (gradient.defined() &&
+      (gradient.sizes() != leaf.sizes() || gradient.scalar_type() != leaf.scalar_type() ||
+       gradient.device() != leaf.device())) {
+    std::ostringstream text;
+    text << "gradient of type " << gradient.scalar_type() << ' ' << gradient.sizes() << " on "
+         << gradient.device() << " is not of its leaf, of type " << leaf.scalar_type() << ' '
+         << leaf.sizes() << " on " << leaf.device();
+    throw Error(ErrorCode::invalid_argument, text.str());
+  }
+  change_gradient(leaf, [&](const at::Tensor&) { return copy_of(gradient); });
+}
+
+void ContextHandle::change_gradient(const at::Tensor& leaf,
+                                    const std::function<at::Tensor(const at::Tensor&)>& how) const {
+  state_->throw_if_unusable();
+  state_->gradients()->change(leaf, how);
 }
 
 void ContextHandle::throw_if_unusable() const { state_->throw_if_unusable(); }

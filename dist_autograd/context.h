@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -77,6 +78,19 @@ class ContextHandle {
   [[nodiscard]] at::Tensor gradient(const at::Tensor& leaf) const;
   // The same without a copy, for layers above, which must not change it.
   [[nodiscard]] at::Tensor stored_gradient(const at::Tensor& leaf) const;
+  // Multiplies the gradients of all workers by `factor`: the mean of n passes has 1.0 / n. Waits.
+  // While it runs, no pass and no step of the context may. Throws what throw_if_unusable() does;
+  // the error of a worker that could not do it fails the context.
+  void scale_gradients(double factor) const;
+  // Replaces the gradient of a leaf of this worker by a copy of `gradient`; undefined: the leaf has
+  // none. Throws Error(invalid_argument) for one of other sizes, dtype or device than the leaf.
+  void set_gradient(const at::Tensor& leaf, const at::Tensor& gradient) const;
+  // For layers above: replaces that of a leaf by what `how` makes of it (undefined when it has
+  // none), which runs under a lock and must not change its argument.
+  void change_gradient(const at::Tensor& leaf,
+                       const std::function<at::Tensor(const at::Tensor& gradient)>& how) const;
+  // Likewise: fails the context everywhere, as a pass that fails does.
+  void fail(const Error& error) const;
   // The graph of all workers as Graphviz: the graph behind all sent tensors and `roots`, a colour
   // per worker, joined at the links, with the bytes and the times of the pass that ended last on
   // this worker (where none has, on another); what that pass did not use is grey. Waits.

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -11,11 +12,11 @@ namespace stitch::optim {
 
 namespace detail {
 template <class... Optimizers>
-std::vector<OwnersStep> steps_of(const dist_autograd::ContextHandle& context,
-                                 DistributedOptimizer<Optimizers>&... optimizers) {
-  std::vector<OwnersStep> steps;
-  (optimizers.add_steps(context.id(), steps), ...);
-  return steps;
+StepPlan plan_of(const dist_autograd::ContextHandle& context,
+                 DistributedOptimizer<Optimizers>&... optimizers) {
+  StepPlan plan{.context = context.id()};
+  (optimizers.add_to(plan), ...);
+  return plan;
 }
 }  // namespace detail
 
@@ -35,8 +36,8 @@ std::int64_t backward_and_step(const dist_autograd::ContextHandle& context,
                                std::vector<at::Tensor> losses,
                                const dist_autograd::Options& options,
                                DistributedOptimizer<Optimizers>&... optimizers) {
-  return backward_and_steps(context, std::move(losses), options,
-                            detail::steps_of(context, optimizers...));
+  return sum_of(backward_and_steps(context, std::move(losses), options,
+                                   detail::plan_of(context, optimizers...).plain()));
 }
 // The same with default options.
 template <class... Optimizers>
@@ -46,15 +47,29 @@ std::int64_t backward_and_step(const dist_autograd::ContextHandle& context,
   return backward_and_step(context, std::move(losses), dist_autograd::Options(), optimizers...);
 }
 
-// The same without waiting. The context must not end before the future is ready; the optimizers
-// may. With StalePolicy::allow, calls of the next step's forward may be made meanwhile: each sees a
-// parameter from before its step, from after it, or in the middle of it.
+// The same with steps that are clipped, over the parameters of all these optimizers together, or
+// have a timeout, which begins with them. StepResult::step is that of the first optimizer.
+template <class... Optimizers>
+StepResult backward_and_step(const dist_autograd::ContextHandle& context,
+                             std::vector<at::Tensor> losses, const dist_autograd::Options& options,
+                             const StepOptions& step_options,
+                             DistributedOptimizer<Optimizers>&... optimizers) {
+  const auto result = std::make_shared<StepResult>();
+  backward_and_steps(context, std::move(losses), options,
+                     {detail::plan_of(context, optimizers...).together(step_options, result)});
+  return *result;
+}
+
+// Without waiting. The context must not end before the future is ready; the optimizers may. With
+// StalePolicy::allow, calls of the next step's forward may be made meanwhile: each sees a parameter
+// from before its step, from after it, or in the middle of it.
 template <class... Optimizers>
 [[nodiscard]] Future<std::int64_t> backward_and_step_async(
     const dist_autograd::ContextHandle& context, std::vector<at::Tensor> losses,
     const dist_autograd::Options& options, DistributedOptimizer<Optimizers>&... optimizers) {
   return backward_and_steps_async(context, std::move(losses), options,
-                                  detail::steps_of(context, optimizers...));
+                                  detail::plan_of(context, optimizers...).plain())
+      .then(&sum_of);
 }
 // The same with default options.
 template <class... Optimizers>

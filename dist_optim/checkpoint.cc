@@ -158,6 +158,12 @@ void check_optimizer(const fs::path& file, const ShardHeader& header,
     refuse_checkpoint(file, "is of a " + header.optimizer + ", not a " + optimizer);
 }
 
+void check_groups(const fs::path& file, std::size_t saved, std::size_t groups) {
+  if (saved == groups) return;
+  refuse_checkpoint(file, "has parameter groups: " + std::to_string(saved) +
+                              "; this optimizer has " + std::to_string(groups));
+}
+
 void check_saved(const fs::path& file, const SavedParameter& saved,
                  const std::vector<std::int64_t>* sizes) {
   if (sizes == nullptr)

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <string>
@@ -34,11 +35,13 @@ void publish(const std::filesystem::path& folder, const std::vector<std::string>
 // when there is none.
 [[nodiscard]] std::vector<std::filesystem::path> find_shards(const std::filesystem::path& folder);
 
-// Checks of a load. The first two throw, naming the file: when the shard is of another type of
-// optimizer; when the optimizer does not have the saved parameter (`sizes` is null) or has it with
-// another shape. The third makes the error for a parameter that no shard has.
+// Checks of a load. The first three throw, naming the file: when the shard is of another type of
+// optimizer; has another number of groups; when the optimizer does not have the saved parameter
+// (`sizes` is null) or has it with another shape. The last makes the error for a parameter that no
+// shard has.
 void check_optimizer(const std::filesystem::path& file, const ShardHeader& header,
                      const std::string& optimizer);
+void check_groups(const std::filesystem::path& file, std::size_t saved, std::size_t groups);
 void check_saved(const std::filesystem::path& file, const SavedParameter& saved,
                  const std::vector<std::int64_t>* sizes);
 [[nodiscard]] Error missing_parameter(const std::filesystem::path& folder,

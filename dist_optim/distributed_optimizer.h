@@ -1,7 +1,9 @@
+// One file, though long: the optimizer, its steps and their results.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
-#include <concepts>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -14,12 +16,30 @@
 #include <utility>
 #include <vector>
 
+#include "stitch/base/mutex.h"
 #include "stitch/dist_autograd/context.h"
 #include "stitch/dist_optim/checkpoint.h"
+#include "stitch/dist_optim/clipping.h"
 #include "stitch/dist_optim/local_optimizer.h"
 #include "stitch/rref/rref.h"
 
 namespace stitch::optim {
+
+// What a step does beside stepping.
+struct StepOptions {
+  // Steps with gradients that are scaled as by clip_grad_norm(), those in the context stay: a wave
+  // of messages more. A norm that is infinite or NaN steps nothing.
+  std::optional<double> max_norm{};
+  // For all of it; none: Options::rpc_timeout for each wave of messages.
+  std::optional<std::chrono::nanoseconds> timeout{};
+};
+// What it has done.
+struct StepResult {
+  std::int64_t stepped = 0;  // parameters that had a gradient, on all owners
+  bool skipped = false;      // nothing was stepped, because of the norm
+  double norm = 0;           // of the gradients, before they were scaled; 0 without max_norm
+  std::int64_t step = 0;     // its number: the first one that was not skipped is 0
+};
 
 // Has one owner step its parameters with the gradients of one context: the number of them.
 using OwnersStep = std::function<Future<std::int64_t>()>;
@@ -33,109 +53,183 @@ inline std::atomic<bool> said_no_gradient{false};  // in this process
 }
 // How many parameters all owners together have stepped. For none it says so on stderr, once.
 [[nodiscard]] std::int64_t sum_of(const std::vector<std::int64_t>& stepped);
-// Waits for them. This thread's current streams then run after the steps of its own worker.
-[[nodiscard]] std::int64_t sum_when_done(const Future<std::vector<std::int64_t>>& stepped);
+
+// The number of one step of an optimizer: the next one when the first owner begins. Thread
+// contract: one thread at a time.
+class StepNumber {
+ public:
+  explicit StepNumber(std::shared_ptr<std::atomic<std::int64_t>> next) : next_(std::move(next)) {}
+  std::int64_t take() {
+    if (!taken_) taken_ = next_->fetch_add(1);
+    return *taken_;
+  }
+  [[nodiscard]] std::int64_t get() const { return taken_ ? *taken_ : next_->load(); }
+
+ private:
+  const std::shared_ptr<std::atomic<std::int64_t>> next_;
+  std::optional<std::int64_t> taken_;
+};
+
+// One step of one or several optimizers with the gradients of one context.
+struct StepPlan {
+  using Timeout = std::optional<std::chrono::nanoseconds>;
+  dist_autograd::ContextId context;
+  std::shared_ptr<StepNumber> number{};  // of the first optimizer
+  AnyOptimizer::Owned owned{};
+  // One for each owner, with what its gradients are scaled by.
+  std::vector<std::function<Future<std::int64_t>(double scale, Timeout timeout)>> owners{};
+
+  // Each with its gradients as they are.
+  [[nodiscard]] std::vector<OwnersStep> plain() const { return scaled(1, std::nullopt); }
+  [[nodiscard]] std::vector<OwnersStep> scaled(double scale, Timeout timeout) const;
+  // All of it, as one. It is written to `result` before the future is ready.
+  [[nodiscard]] OwnersStep together(const StepOptions& options,
+                                    std::shared_ptr<StepResult> result) const;
+};
+// Throws Error(invalid_argument) for options out of their range.
+[[nodiscard]] Future<StepResult> start_step(const StepPlan& plan, const StepOptions& options);
+// Wait. This thread's current streams then run after the steps of its own worker.
+[[nodiscard]] std::vector<std::int64_t> get_when_stepped(
+    const Future<std::vector<std::int64_t>>& stepped);
+[[nodiscard]] StepResult get_when_stepped(const Future<StepResult>& stepped);
 
 // What backward_and_step() of backward_and_step.h does.
-std::int64_t backward_and_steps(const dist_autograd::ContextHandle& context,
-                                std::vector<at::Tensor> losses,
-                                const dist_autograd::Options& options,
-                                std::vector<OwnersStep> steps);
+std::vector<std::int64_t> backward_and_steps(const dist_autograd::ContextHandle& context,
+                                             std::vector<at::Tensor> losses,
+                                             const dist_autograd::Options& options,
+                                             std::vector<OwnersStep> steps);
 // What backward_and_step_async() does.
-[[nodiscard]] Future<std::int64_t> backward_and_steps_async(
+[[nodiscard]] Future<std::vector<std::int64_t>> backward_and_steps_async(
     const dist_autograd::ContextHandle& context, std::vector<at::Tensor> losses,
     const dist_autograd::Options& options, std::vector<OwnersStep> steps);
+
+// References to parameters, perhaps with the names of their state in checkpoints, as
+// RemoteModule::named_parameters() has them: so it survives another order and other owners.
+// Without, their names are their positions in the optimizer. Implicit, as a braced list, too.
+class ParameterList {
+ public:
+  ParameterList() = default;
+  // By position.
+  ParameterList(const std::vector<RRef<at::Tensor>>& parameters) {  // NOLINT
+    for (const auto& parameter : parameters) parameters_.emplace_back("", parameter);
+  }
+  ParameterList(std::initializer_list<RRef<at::Tensor>> parameters)
+      : ParameterList(std::vector<RRef<at::Tensor>>(parameters)) {}
+  // By name.
+  ParameterList(std::vector<NamedParameter> parameters)  // NOLINT
+      : parameters_(std::move(parameters)) {}
+  ParameterList(std::initializer_list<NamedParameter> parameters) : parameters_(parameters) {}
+
+ private:
+  template <class Optimizer>
+  friend class DistributedOptimizer;
+  std::vector<NamedParameter> parameters_;
+};
 
 // Steps parameters on the workers that own them: each owner has a LocalOptimizer<Optimizer> for its
 // share, and step() has all of them step with one context's gradients, in parallel. The
 // math and the state are torch::optim's; `.grad` is never touched. A parameter without a gradient
 // in the context (for example a frozen one) is not changed. Steps of different contexts,
 // from any workers, are serialized per parameter only. A step is not one transaction: when an
-// owner fails, others have stepped. Belongs to the worker that made it; its destruction frees the
-// parts on the owners. Thread contract: any thread.
+// owner fails, others have stepped. Belongs to the worker that made it; copies are the same
+// optimizer, and the end of the last one frees the parts on the owners. Thread contract: any
+// thread; groups are added by one at a time.
 template <class Optimizer>
-class DistributedOptimizer {
+class DistributedOptimizer final : public AnyOptimizer {
  public:
   using Options = OptionsOf<Optimizer>;  // torch::optim::AdamOptions, say
+  // Parameters that are stepped with the same options.
+  struct Group {
+    ParameterList parameters;
+    Options options;
+  };
 
-  // Makes the parts on the owners and waits for them. The names of the parameters are their
-  // positions. Throws Error(invalid_argument) for no parameters, one given twice, or an optimizer
-  // that cannot work this way, and remote_exception for what an owner refuses.
-  DistributedOptimizer(const std::vector<RRef<at::Tensor>>& parameters, const Options& options,
-                       StalePolicy policy = StalePolicy::detect)
-      : DistributedOptimizer(numbered(parameters), options, policy) {}
-
-  // The same with names, as RemoteModule::named_parameters() has them: state is saved and loaded by
-  // name, so it survives another order and other owners. Two equal names: invalid_argument.
-  DistributedOptimizer(std::initializer_list<NamedParameter> parameters, const Options& options,
-                       StalePolicy policy = StalePolicy::detect)
-      : DistributedOptimizer(std::vector<NamedParameter>(parameters), options, policy) {}
-  // The same for a vector. (A template, so that a braced list can mean only one of the others.)
-  template <std::same_as<NamedParameter> Parameter>
-  DistributedOptimizer(const std::vector<Parameter>& parameters, const Options& options,
-                       StalePolicy policy = StalePolicy::detect) {
+  // Makes the parts on the owners and waits for them. Throws Error(invalid_argument) for no
+  // parameters, two of one name, or an optimizer that cannot work this way, and remote_exception
+  // for what an owner refuses: a tensor that is no leaf, or one that two groups have. One that a
+  // group has twice (tied weights) is stepped once, its state by the first name.
+  explicit DistributedOptimizer(std::vector<Group> groups, StalePolicy policy = StalePolicy::detect)
+      : state_(std::make_shared<State>(policy)) {
     if constexpr (requires { OptimizerTraits<Optimizer>::kRefused; }) {
       throw Error(ErrorCode::invalid_argument, std::string("optimizer cannot be distributed: ") +
                                                    OptimizerTraits<Optimizer>::kRefused);
     } else {
-      if (parameters.empty())
-        throw Error(ErrorCode::invalid_argument, "optimizer has no parameters to step");
-      std::map<WorkerId, std::pair<WorkerInfo, std::vector<NamedParameter>>> by_owner;
-      std::unordered_set<std::string> names;
-      std::unordered_set<std::string> references;
-      for (const auto& [name, parameter] : parameters) {
-        if (!references.insert(parameter.describe()).second) {
-          throw Error(ErrorCode::invalid_argument,
-                      "optimizer was given " + parameter.describe() + " twice");
-        }
-        if (!names.insert(name).second) {
-          throw Error(ErrorCode::invalid_argument,
-                      "optimizer was given two parameters named \"" + name + '"');
-        }
-        auto& [owner, owned] = by_owner[parameter.owner().id];
-        owner = parameter.owner();
-        owned.emplace_back(name, parameter);
-      }
-      const NamedValues values = options_to_values<Optimizer>(options);
-      for (auto& [id, part] : by_owner)
-        parts_.push_back({part.first, remote<LocalOptimizer<Optimizer>>(part.first, part.second,
-                                                                        values, policy)});
-      std::vector<Future<void>> created;
-      for (const auto& part : parts_) created.push_back(part.optimizer.when_created());
-      when_all(std::move(created)).get();
+      add_groups(std::move(groups));
     }
   }
+  // One group.
+  DistributedOptimizer(ParameterList parameters, const Options& options,
+                       StalePolicy policy = StalePolicy::detect)
+      : DistributedOptimizer(std::vector<Group>{Group{std::move(parameters), options}}, policy) {}
+
+  // Another group, behind the others, from the next step on. Waits; throws as the constructor, and
+  // then nothing has changed.
+  void add_group(Group group) { add_groups({std::move(group)}); }
 
   // Steps with the gradients of `context` and waits for all owners. Returns how many parameters had
   // a gradient and were stepped. Throws the first owner's error, counting the others. On devices of
   // this worker the steps come between what this thread's current streams have and what they are
   // given afterwards.
   std::int64_t step(const dist_autograd::ContextHandle& context) {
-    return sum_when_done(start(context));
+    return sum_of(get_when_stepped(start_steps(plan(context).plain())));
+  }
+  // The same, clipped or within a time.
+  StepResult step(const dist_autograd::ContextHandle& context, const StepOptions& options) {
+    return get_when_stepped(start_step(plan(context), options));
   }
   // The same without waiting. The context must not end before the future is ready: owners that
   // know of its end refuse to step. Once it is ready, the default streams come after the steps.
   [[nodiscard]] Future<std::int64_t> step_async(const dist_autograd::ContextHandle& context) {
-    return start(context).then(&sum_of);
+    return start_steps(plan(context).plain()).then(&sum_of);
   }
-  // For backward_and_step(): appends what step() has each owner do.
-  void add_steps(const dist_autograd::ContextId& context, std::vector<OwnersStep>& steps) const {
-    for (const auto& part : parts_) {
-      steps.emplace_back([optimizer = part.optimizer, context] {
-        return optimizer.template rpc_async<&Local::step>(context);
+  [[nodiscard]] Future<StepResult> step_async(const dist_autograd::ContextHandle& context,
+                                              const StepOptions& options) {
+    return start_step(plan(context), options);
+  }
+  // For these and backward_and_step(): what step() has each owner do, behind what `plan` has.
+  void add_to(StepPlan& plan) const {
+    const auto number = std::make_shared<StepNumber>(
+        std::shared_ptr<std::atomic<std::int64_t>>(state_, &state_->next_step));
+    if (!plan.number) plan.number = number;
+    for (const auto& part : *parts()) {
+      plan.owned.push_back(part.owned);
+      plan.owners.emplace_back([optimizer = part.optimizer, context = plan.context, number](
+                                   double scale, StepPlan::Timeout timeout) {
+        static_cast<void>(number->take());
+        return (timeout ? optimizer.with_timeout(*timeout) : optimizer)
+            .template rpc_async<&Local::step>(context, StepOrder{.scale = scale});
       });
     }
   }
-
-  // New options, for example a learning rate, for all parameters from the next step on. Waits.
-  void set_options(const Options& options) {
-    when_all(on_all<&LocalOptimizer<Optimizer>::set_options>(options_to_values<Optimizer>(options)))
-        .get();
+  [[nodiscard]] Owned owned() const override {
+    Owned all;
+    for (const auto& part : *parts()) all.push_back(part.owned);
+    return all;
   }
-  // The options that the parameters are stepped with. Waits.
-  [[nodiscard]] Options options() const {
-    return options_from_values<Optimizer>(
-        parts_.front().optimizer.template rpc_sync<&LocalOptimizer<Optimizer>::options>());
+
+  // New options of all groups, or of one, from the next step on. Waits. Throws Error(out_of_range)
+  // for a group that there is not.
+  void set_options(const Options& options) {
+    set_all_options(0, std::vector(group_count(), options));
+  }
+  void set_options(std::size_t group, const Options& options) {
+    set_all_options(checked(group), {options});
+  }
+  // A new learning rate of all groups, or of one; their other options stay. Waits. Throws
+  // Error(invalid_argument) for options without get_lr() and set_lr().
+  void set_lr(double lr) {
+    auto options = all_options();
+    for (auto& each : options) set_rate<Optimizer>(each, lr);
+    set_all_options(0, options);
+  }
+  void set_lr(std::size_t group, double lr) {
+    auto changed = options(group);
+    set_rate<Optimizer>(changed, lr);
+    set_options(group, changed);
+  }
+  // The options that the parameters of a group are stepped with. Waits.
+  [[nodiscard]] Options options(std::size_t group = 0) const {
+    return all_options().at(checked(group));
   }
 
   // Writes the options and the state of all parameters (not the parameters) into `folder` on this
@@ -151,17 +245,26 @@ class DistributedOptimizer {
 
  private:
   using Local = LocalOptimizer<Optimizer>;
-  // Has all owners step.
-  [[nodiscard]] Future<std::vector<std::int64_t>> start(
-      const dist_autograd::ContextHandle& context) const {
+  [[nodiscard]] StepPlan plan(const dist_autograd::ContextHandle& context) const {
     context.throw_if_unusable();
-    std::vector<OwnersStep> steps;
-    add_steps(context.id(), steps);
-    return start_steps(steps);
+    StepPlan plan{.context = context.id()};
+    add_to(plan);
+    return plan;
   }
   struct Part {
     WorkerInfo owner;
     RRef<Local> optimizer;
+    RRef<OwnedParameters> owned;
+  };
+  using Parts = std::vector<Part>;  // one for each owner
+  struct State {
+    explicit State(StalePolicy stale_policy) : policy(stale_policy) {}
+    const StalePolicy policy;
+    mutable base::Mutex mutex;  // taken alone
+    std::shared_ptr<const Parts> parts STITCH_GUARDED_BY(mutex) = std::make_shared<const Parts>();
+    std::size_t groups STITCH_GUARDED_BY(mutex) = 0;
+    std::unordered_set<std::string> names STITCH_GUARDED_BY(mutex);
+    std::atomic<std::int64_t> next_step{0};
   };
   // Where a parameter is stepped.
   struct Place {
@@ -171,41 +274,138 @@ class DistributedOptimizer {
     bool found = false;
   };
 
-  static std::vector<NamedParameter> numbered(const std::vector<RRef<at::Tensor>>& parameters) {
-    std::vector<NamedParameter> named;
-    for (const auto& parameter : parameters)
-      named.emplace_back(std::to_string(named.size()), parameter);
-    return named;
+  [[nodiscard]] std::shared_ptr<const Parts> parts() const {
+    base::MutexLock lock(state_->mutex);
+    return state_->parts;
+  }
+  [[nodiscard]] std::size_t group_count() const {
+    base::MutexLock lock(state_->mutex);
+    return state_->groups;
+  }
+  [[nodiscard]] std::size_t checked(std::size_t group) const {
+    if (const auto count = group_count(); group >= count) {
+      throw Error(ErrorCode::out_of_range, "group " + std::to_string(group) +
+                                               " does not exist: this optimizer has " +
+                                               std::to_string(count));
+    }
+    return group;
+  }
+  void add_groups(std::vector<Group> groups);
+  [[nodiscard]] std::vector<Options> all_options() const {
+    std::vector<Options> all;
+    for (const auto& each : parts()->front().optimizer.template rpc_sync<&Local::options>())
+      all.push_back(options_from_values<Optimizer>(each));
+    return all;
+  }
+  void set_all_options(std::uint64_t first, const std::vector<Options>& options) {
+    std::vector<NamedValues> values;
+    for (const auto& each : options) values.push_back(options_to_values<Optimizer>(each));
+    when_all(on_all<&Local::set_options>(*parts(), first, values)).get();
   }
   template <auto Method, class... Arguments>
-  auto on_all(const Arguments&... arguments) const {
-    using Result = decltype(parts_.front().optimizer.template rpc_async<Method>(arguments...));
+  static auto on_all(const Parts& parts, const Arguments&... arguments) {
+    using Result = decltype(parts.front().optimizer.template rpc_async<Method>(arguments...));
     std::vector<Result> results;
-    for (const auto& part : parts_)
+    for (const auto& part : parts)
       results.push_back(part.optimizer.template rpc_async<Method>(arguments...));
     return results;
   }
+  // The first error counts.
+  template <auto Method, class... Arguments>
+  static void undo(const Parts& parts, const Arguments&... arguments) {
+    for (auto& undone : on_all<Method>(parts, arguments...))
+      static_cast<void>(base::failure_of([&] { undone.get(); }));
+  }
 
-  std::vector<Part> parts_;  // one for each owner; constant after construction
+  std::shared_ptr<State> state_;
 };
+
+template <class Optimizer>
+void DistributedOptimizer<Optimizer>::add_groups(std::vector<Group> groups) {
+  std::unordered_set<std::string> names;
+  std::uint64_t number = 0;
+  {
+    base::MutexLock lock(state_->mutex);
+    names = state_->names;
+    number = state_->groups;
+  }
+  // Each owner gets all groups, with their options, so that numbers are the same everywhere.
+  const Parts before = *parts();
+  std::vector<OwnersGroup> none;
+  for (const auto& group : groups)
+    none.push_back({{}, options_to_values<Optimizer>(group.options)});
+  std::map<WorkerId, std::pair<WorkerInfo, std::vector<OwnersGroup>>> by_owner;
+  for (const auto& part : before) by_owner[part.owner.id] = {part.owner, none};
+  for (std::size_t i = 0; i < groups.size(); ++i) {
+    for (auto& [given_name, parameter] : groups[i].parameters.parameters_) {
+      const std::string name = given_name.empty() ? std::to_string(names.size()) : given_name;
+      if (!names.insert(name).second) {
+        throw Error(ErrorCode::invalid_argument,
+                    "optimizer was given two parameters named \"" + name + '"');
+      }
+      auto& [owner, owned] =
+          by_owner.try_emplace(parameter.owner().id, parameter.owner(), none).first->second;
+      owned[i].parameters.emplace_back(name, parameter);
+    }
+  }
+  if (names.empty())
+    throw Error(ErrorCode::invalid_argument, "optimizer has no parameters to step");
+  Parts after = before;
+  std::vector<Future<void>> added;
+  std::vector<Future<RRef<OwnedParameters>>> made;
+  for (const auto& part : before) {
+    added.push_back(part.optimizer.template rpc_async<&Local::add_groups>(
+        number, by_owner.extract(part.owner.id).mapped().second));
+  }
+  std::vector<OwnersGroup> earlier;
+  if (!before.empty() && !by_owner.empty()) {
+    for (const auto& each : all_options())
+      earlier.push_back({{}, options_to_values<Optimizer>(each)});
+  }
+  for (auto& [id, owned] : by_owner) {
+    auto& [owner, its] = owned;
+    its.insert(its.begin(), earlier.begin(), earlier.end());
+    after.push_back({owner, remote<Local>(owner, its, state_->policy), {}});
+    made.push_back(after.back().optimizer.template rpc_async<&Local::owned>());
+  }
+  try {
+    const auto done = when_all(std::move(added));
+    const auto owned = when_all(std::move(made)).get();
+    std::transform(owned.begin(), owned.end(), after.begin() + before.size(),
+                   after.begin() + before.size(), [](const auto& its, Part part) {
+                     part.owned = its;
+                     return part;
+                   });
+    done.get();
+  } catch (...) {
+    undo<&Local::drop_groups>(before, number);
+    throw;
+  }
+  base::MutexLock lock(state_->mutex);
+  state_->parts = std::make_shared<const Parts>(std::move(after));
+  state_->groups += groups.size();
+  state_->names = std::move(names);
+}
 
 template <class Optimizer>
 void DistributedOptimizer<Optimizer>::save(const std::filesystem::path& folder) const {
   ShardHeader header;
   header.optimizer = optimizer_name<Optimizer>();
   header.save_id = new_save_id();
-  header.options = options_to_values<Optimizer>(options());
-  for (const auto& part : parts_) header.owners.push_back(part.owner.name);
-  const auto parameters = when_all(on_all<&Local::parameters>()).get();
+  const auto parts_kept = parts();
+  const Parts& parts = *parts_kept;
+  header.options = join_groups(parts.front().optimizer.template rpc_sync<&Local::options>());
+  for (const auto& part : parts) header.owners.push_back(part.owner.name);
+  const auto parameters = when_all(on_all<&Local::parameters>(parts)).get();
   expect_folder_for(folder, header.optimizer, parameters);
   std::vector<std::unique_ptr<ShardWriter>> writers;
-  for (std::size_t i = 0; i < parts_.size(); ++i) {
-    header.owner = parts_[i].owner.name;
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    header.owner = parts[i].owner.name;
     auto& writer =
         *writers.emplace_back(std::make_unique<ShardWriter>(folder, header, parameters[i].size()));
     // The state of one parameter at a time, the next one on its way while one is written.
     const auto fetch = [&](std::size_t position) {
-      return parts_[i].optimizer.template rpc_async<&Local::state>(position);
+      return parts[i].optimizer.template rpc_async<&Local::state>(position);
     };
     auto next = fetch(0);
     for (std::size_t position = 0; position < parameters[i].size(); ++position) {
@@ -222,11 +422,13 @@ void DistributedOptimizer<Optimizer>::save(const std::filesystem::path& folder) 
 template <class Optimizer>
 void DistributedOptimizer<Optimizer>::load(const std::filesystem::path& folder) {
   const std::string load_id = new_save_id();
+  const auto parts_kept = parts();
+  const Parts& parts = *parts_kept;
   std::map<std::string, Place> places;
-  const auto parameters = when_all(on_all<&Local::parameters>()).get();
-  for (std::size_t i = 0; i < parts_.size(); ++i) {
+  const auto parameters = when_all(on_all<&Local::parameters>(parts)).get();
+  for (std::size_t i = 0; i < parts.size(); ++i) {
     for (std::size_t position = 0; position < parameters[i].size(); ++position)
-      places[parameters[i][position].name] = {&parts_[i], position, parameters[i][position].sizes};
+      places[parameters[i][position].name] = {&parts[i], position, parameters[i][position].sizes};
   }
   const auto place_of = [&](const std::filesystem::path& file, const SavedParameter& saved) {
     const auto place = places.find(saved.name);
@@ -236,15 +438,16 @@ void DistributedOptimizer<Optimizer>::load(const std::filesystem::path& folder) 
 
   // Once to check everything, once to send it.
   const auto files = find_shards(folder);
-  std::optional<NamedValues> saved_options;
+  std::vector<NamedValues> saved_options;
   for (const auto& file : files) {
     const ShardHeader header = read_shard(file, [&](const SavedParameter& saved) {
       if (saved.state) (void)state_from_values<Optimizer>(*saved.state);
       place_of(file, saved)->second.found = true;
     });
     check_optimizer(file, header, optimizer_name<Optimizer>());
-    (void)options_from_values<Optimizer>(header.options);
-    saved_options = header.options;
+    saved_options = split_groups(header.options);
+    check_groups(file, saved_options.size(), group_count());
+    for (const auto& each : saved_options) (void)options_from_values<Optimizer>(each);
   }
   for (const auto& [name, place] : places) {
     if (!place.found) throw missing_parameter(folder, name);
@@ -262,11 +465,10 @@ void DistributedOptimizer<Optimizer>::load(const std::filesystem::path& folder) 
       if (last) last->get();
     }
   } catch (...) {
-    for (auto& discarded : on_all<&Local::discard>(load_id))
-      static_cast<void>(base::failure_of([&] { discarded.get(); }));  // the first error counts
+    undo<&Local::discard>(parts, load_id);
     throw;
   }
-  when_all(on_all<&Local::commit>(load_id, *saved_options)).get();
+  when_all(on_all<&Local::commit>(parts, load_id, saved_options)).get();
 }
 
 }  // namespace stitch::optim

@@ -3,7 +3,9 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <charconv>
 #include <sstream>
+#include <system_error>
 
 #include "stitch/base/error.h"
 
@@ -29,6 +31,33 @@ std::string_view type_text(const NamedValue& value) {
 void FieldCollector::operator()(std::string_view name, const at::Tensor& value) {
   if (!value.defined()) return;
   put(name, value.is_cpu() ? value.detach().clone() : value.detach().cpu());
+}
+
+NamedValues join_groups(const std::vector<NamedValues>& groups) {
+  NamedValues values;
+  for (std::size_t i = 0; i < groups.size(); ++i) {
+    for (const auto& [name, value] : groups[i])
+      values.emplace(std::to_string(i) + '.' + name, value);
+  }
+  return values;
+}
+
+std::vector<NamedValues> split_groups(const NamedValues& values) {
+  std::map<std::size_t, NamedValues> groups;
+  for (const auto& [name, value] : values) {
+    std::size_t group = 0;
+    const char* const end = name.data() + name.size();
+    const auto [dot, error] = std::from_chars(name.data(), end, group);
+    if (error != std::errc() || dot == end || *dot != '.')
+      refuse("options", "have no group in " + in_quotes(name));
+    groups[group].emplace(std::string(dot + 1, end), value);
+  }
+  std::vector<NamedValues> all;
+  for (auto& [group, options] : groups) {
+    if (group != all.size()) refuse("options", "have no group " + std::to_string(all.size()));
+    all.push_back(std::move(options));
+  }
+  return all;
 }
 
 void check_state_tensor(std::string_view name, const NamedValue& value, const at::Tensor& parameter,

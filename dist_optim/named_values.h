@@ -54,6 +54,11 @@ class FieldCollector {
   NamedValues& values_;
 };
 
+// The options of an optimizer's groups as the values of its checkpoint, "1.lr" for group 1, and
+// back. The second throws Error(invalid_argument) for a name without the number of a group.
+[[nodiscard]] NamedValues join_groups(const std::vector<NamedValues>& groups);
+[[nodiscard]] std::vector<NamedValues> split_groups(const NamedValues& values);
+
 // Throws Error(invalid_argument) for a tensor that does not have these sizes and the dtype of
 // `parameter`, whose state it shall be.
 void check_state_tensor(std::string_view name, const NamedValue& value, const at::Tensor& parameter,

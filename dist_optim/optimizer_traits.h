@@ -156,8 +156,35 @@ NamedValues options_to_values(const OptionsOf<Optimizer>& options) {
   return values;
 }
 
+// Throws Error(invalid_argument) for options that the optimizer's constructor refuses (a negative
+// learning rate).
+template <class Optimizer>
+void check_options(const OptionsOf<Optimizer>& options) {
+  try {
+    const Optimizer checked(std::vector<at::Tensor>{}, options);
+  } catch (const c10::Error& error) {
+    throw Error(ErrorCode::invalid_argument, "options of " + optimizer_name<Optimizer>() +
+                                                 " are refused: " + error.what_without_backtrace());
+  }
+}
+
+// Throws Error(invalid_argument) for a rate that is refused, and for options of one's own that do
+// not override get_lr() and set_lr().
+template <class Optimizer>
+void set_rate(OptionsOf<Optimizer>& options, double lr) {
+  try {
+    options.set_lr(lr);
+  } catch (const c10::Error&) {
+    throw Error(ErrorCode::invalid_argument,
+                "options of " + optimizer_name<Optimizer>() +
+                    " have no learning rate: override get_lr() and set_lr() of "
+                    "torch::optim::OptimizerOptions");
+  }
+  check_options<Optimizer>(options);
+}
+
 // Throws Error(invalid_argument) that names what is missing, unknown, of another type, or refused
-// by the optimizer's constructor (a negative learning rate).
+// as in check_options().
 template <class Optimizer>
 OptionsOf<Optimizer> options_from_values(const NamedValues& values) {
   OptionsOf<Optimizer> options = [] {
@@ -171,12 +198,7 @@ OptionsOf<Optimizer> options_from_values(const NamedValues& values) {
   FieldAssigner fields(values, what);
   OptimizerTraits<Optimizer>::options(options, fields);
   fields.finish();
-  try {
-    const Optimizer checked(std::vector<at::Tensor>{}, options);
-  } catch (const c10::Error& error) {
-    throw Error(ErrorCode::invalid_argument,
-                what + " are refused: " + error.what_without_backtrace());
-  }
+  check_options<Optimizer>(options);
   return options;
 }
 

@@ -1,5 +1,8 @@
-// What the functions of backward_and_step.h do.
+// Steps by themselves, and what the functions of backward_and_step.h do.
+#include <algorithm>
 #include <atomic>
+#include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <memory>
 #include <numeric>
@@ -12,6 +15,8 @@
 #include "stitch/rpc/default_streams.h"
 
 namespace stitch::optim {
+
+using namespace std::chrono_literals;
 
 namespace {
 
@@ -76,7 +81,20 @@ class SettledSteps final : public dist_autograd::AtSettled,
   Promise<void> begun_;
 };
 
+template <class T>
+T wait_for(const Future<T>& stepped) {
+  struct End {
+    ~End() { rpc::current_streams_wait_for_default(); }
+  } const end;
+  return stepped.get();
+}
+
 }  // namespace
+
+std::vector<std::int64_t> get_when_stepped(const Future<std::vector<std::int64_t>>& stepped) {
+  return wait_for(stepped);
+}
+StepResult get_when_stepped(const Future<StepResult>& stepped) { return wait_for(stepped); }
 
 std::int64_t sum_of(const std::vector<std::int64_t>& stepped) {
   const auto sum = std::accumulate(stepped.begin(), stepped.end(), std::int64_t{0});
@@ -86,18 +104,6 @@ std::int64_t sum_of(const std::vector<std::int64_t>& stepped) {
         "and was its forward pass made under the context that the step was given?\n",
         stderr);
   }
-  return sum;
-}
-
-std::int64_t sum_when_done(const Future<std::vector<std::int64_t>>& stepped) {
-  std::int64_t sum = 0;
-  try {
-    sum = sum_of(stepped.get());
-  } catch (...) {
-    rpc::current_streams_wait_for_default();
-    throw;
-  }
-  rpc::current_streams_wait_for_default();
   return sum;
 }
 
@@ -112,6 +118,48 @@ Future<std::vector<std::int64_t>> start_steps(const std::vector<OwnersStep>& ste
     not_started = to_error(std::current_exception());
   }
   return results_of(std::move(started), not_started);
+}
+
+std::vector<OwnersStep> StepPlan::scaled(double scale, Timeout timeout) const {
+  std::vector<OwnersStep> steps;
+  for (const auto& owner : owners)
+    steps.emplace_back([owner, scale, timeout] { return owner(scale, timeout); });
+  return steps;
+}
+
+OwnersStep StepPlan::together(const StepOptions& options,
+                              std::shared_ptr<StepResult> result) const {
+  if (options.max_norm) check_limit("max_norm", *options.max_norm);
+  return [plan = *this, options, result = std::move(result)] {
+    return start_step(plan, options).then([result](const StepResult& done) {
+      *result = done;
+      return done.stepped;
+    });
+  };
+}
+
+Future<StepResult> start_step(const StepPlan& plan, const StepOptions& options) {
+  const auto begin = [plan](double scale, StepPlan::Timeout timeout, double norm) {
+    return start_steps(plan.scaled(scale, timeout))
+        .then([number = plan.number, norm](const std::vector<std::int64_t>& stepped) {
+          return StepResult{.stepped = sum_of(stepped), .norm = norm, .step = number->get()};
+        });
+  };
+  if (!options.max_norm) return begin(1, options.timeout, 0);
+  check_limit("max_norm", *options.max_norm);
+  rpc::default_streams_wait_for_current();
+  const auto deadline = std::chrono::steady_clock::now() + options.timeout.value_or(0ns);
+  return gradient_norm(plan.context, plan.owned, options.timeout)
+      .then([plan, options, deadline, begin](double norm) {
+        if (!std::isfinite(norm)) {
+          return make_ready(StepResult{.skipped = true, .norm = norm, .step = plan.number->get()});
+        }
+        StepPlan::Timeout left;
+        if (options.timeout)
+          left =
+              std::max<std::chrono::nanoseconds>(deadline - std::chrono::steady_clock::now(), 1ns);
+        return begin(clip_factor(norm, *options.max_norm), left, norm);
+      });
 }
 
 SettledSteps::SettledSteps(std::vector<OwnersStep> steps)
@@ -142,10 +190,10 @@ Future<std::vector<std::int64_t>> SettledSteps::outcome(const std::optional<Erro
   return begun.then(results);  // run() is still starting them, on another thread
 }
 
-std::int64_t backward_and_steps(const dist_autograd::ContextHandle& context,
-                                std::vector<at::Tensor> losses,
-                                const dist_autograd::Options& options,
-                                std::vector<OwnersStep> steps) {
+std::vector<std::int64_t> backward_and_steps(const dist_autograd::ContextHandle& context,
+                                             std::vector<at::Tensor> losses,
+                                             const dist_autograd::Options& options,
+                                             std::vector<OwnersStep> steps) {
   rpc::default_streams_wait_for_current();
   const auto settled = std::make_shared<SettledSteps>(std::move(steps));
   std::optional<Error> failure;
@@ -155,20 +203,18 @@ std::int64_t backward_and_steps(const dist_autograd::ContextHandle& context,
     if (!settled->announced()) throw;
     failure = to_error(std::current_exception());
   }
-  return sum_when_done(settled->outcome(failure));
+  return get_when_stepped(settled->outcome(failure));
 }
 
-Future<std::int64_t> backward_and_steps_async(const dist_autograd::ContextHandle& context,
-                                              std::vector<at::Tensor> losses,
-                                              const dist_autograd::Options& options,
-                                              std::vector<OwnersStep> steps) {
+Future<std::vector<std::int64_t>> backward_and_steps_async(
+    const dist_autograd::ContextHandle& context, std::vector<at::Tensor> losses,
+    const dist_autograd::Options& options, std::vector<OwnersStep> steps) {
   rpc::default_streams_wait_for_current();
   const auto settled = std::make_shared<SettledSteps>(std::move(steps));
   return context.backward_async(std::move(losses), options, settled)
       .then([settled](const Future<void>& pass) {
         return settled->outcome(pass.has_error() ? std::optional(pass.error()) : std::nullopt);
-      })
-      .then(&sum_of);
+      });
 }
 
 }  // namespace stitch::optim

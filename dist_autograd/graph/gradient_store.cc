@@ -1,6 +1,7 @@
 #include "stitch/dist_autograd/graph/gradient_store.h"
 
 #include <utility>
+#include <vector>
 
 #include "stitch/dist_autograd/graph/compat.h"
 
@@ -42,6 +43,50 @@ void GradientStore::accumulate(const at::Tensor& variable, at::Tensor&& grad,
   const bool first = before == shard.on_devices.end();
   shard.on_devices.insert_or_assign(variable.unsafeGetTensorImpl(),
                                     OnDevice{std::move(ready), first});
+}
+
+at::Tensor GradientStore::changed(Shard& shard, const at::Tensor& variable, const at::Tensor& kept,
+                                  const Change& how) {
+  const auto before = shard.on_devices.find(variable.unsafeGetTensorImpl());
+  if (before != shard.on_devices.end()) {
+    const c10::Stream changing = current_stream(kept.device());
+    before->second.ready.wait_on(changing);
+    keep_for(kept, changing);
+    shard.on_devices.erase(before);
+  }
+  at::Tensor result = how(kept);
+  if (result.defined() && is_on_device(result)) {
+    ReadyPoint ready(current_stream(result.device()));
+    ready.record();
+    shard.on_devices.emplace(variable.unsafeGetTensorImpl(), OnDevice{std::move(ready), false});
+  }
+  return result;
+}
+
+void GradientStore::change(const at::Tensor& variable, const Change& how) {
+  Shard& shard = shard_of(variable);
+  at::Tensor replaced;  // destroyed after unlocking
+  base::MutexLock lock(shard.mutex);
+  const auto found = shard.gradients.find(variable);
+  if (found != shard.gradients.end()) replaced = found->second;
+  at::Tensor result = changed(shard, variable, replaced, how);
+  if (result.defined()) {
+    shard.gradients.insert_or_assign(variable, std::move(result));
+  } else if (found != shard.gradients.end()) {
+    shard.gradients.erase(found);
+  }
+  lock.unlock();
+}
+
+void GradientStore::change_all(const Change& how) {
+  for (Shard& shard : shards_) {
+    std::vector<at::Tensor> variables;
+    {
+      base::MutexLock lock(shard.mutex);
+      for (const auto& [variable, gradient] : shard.gradients) variables.push_back(variable);
+    }
+    for (const at::Tensor& variable : variables) change(variable, how);
+  }
 }
 
 void GradientStore::hand_to_reader(Shard& shard, const at::Tensor& variable,

@@ -253,7 +253,8 @@ void expect_fitting_state(const optim::OptionsOf<Optimizer>& options, const std:
   SCOPED_TRACE(optim::optimizer_name<Optimizer>());
   const auto parameter = make_rref(torch::ones({3, 2}).set_requires_grad(true));
   optim::LocalOptimizer<Optimizer> local(
-      {{"w", parameter}}, optim::options_to_values<Optimizer>(options), optim::StalePolicy::detect);
+      {{{{"w", parameter}}, optim::options_to_values<Optimizer>(options)}},
+      optim::StalePolicy::detect);
   const auto stage = [&](const at::Tensor& tensor) {
     state[field] = tensor;
     local.stage("load", 0, state);
@@ -341,9 +342,12 @@ TEST(Checkpoint, OptionsAndStateFromTheWireAreCheckedByNameAndType) {
   using Local = optim::LocalOptimizer<SGD>;
   const auto weights = weights_on({"worker1"});
   const auto good = optim::options_to_values<SGD>(SGDOptions(0.5));
-  const auto local = remote<Local>("worker1", named(weights), good, optim::StalePolicy::detect);
+  const auto local =
+      stitch::remote<Local>("worker1", std::vector<optim::OwnersGroup>{{named(weights), good}},
+                            optim::StalePolicy::detect);
   const auto refused = [&](const NamedValues& values) {
-    const Error error = error_of([&] { local.rpc_sync<&Local::set_options>(values); });
+    const Error error =
+        error_of([&] { local.rpc_sync<&Local::set_options>(0U, std::vector{values}); });
     EXPECT_EQ(error.code(), ErrorCode::remote_exception);
     return std::string(error.what());
   };
@@ -359,7 +363,7 @@ TEST(Checkpoint, OptionsAndStateFromTheWireAreCheckedByNameAndType) {
   values = good;
   values["lr"] = -1.0;
   EXPECT_TRUE(contains(refused(values), "Invalid learning rate: -1"));
-  EXPECT_TRUE(optim::options_from_values<SGD>(local.rpc_sync<&Local::options>()) ==
+  EXPECT_TRUE(optim::options_from_values<SGD>(local.rpc_sync<&Local::options>().at(0)) ==
               SGDOptions(0.5));
 
   const auto stage = [&](std::uint64_t position, const NamedValues& state) {
@@ -371,7 +375,9 @@ TEST(Checkpoint, OptionsAndStateFromTheWireAreCheckedByNameAndType) {
                        }).what(),
                        "it takes a tensor"));
   EXPECT_TRUE(contains(error_of([&] { stage(0, {{"code", 1.0}}); }).what(), "have no \"code\""));
-  EXPECT_EQ(error_of([&] { local.rpc_sync<&Local::commit>(std::string("other"), good); }).code(),
+  EXPECT_EQ(error_of([&] {
+              local.rpc_sync<&Local::commit>(std::string("other"), std::vector{good});
+            }).code(),
             ErrorCode::remote_exception);
 }
 
