@@ -15,7 +15,6 @@ set(STITCH_REFERENCE_HEADERS ${STITCH_PUBLIC_HEADERS}
   dist_autograd/graph/gradient_map.h
   dist_autograd/graph/ids.h
   dist_optim/optimizer_traits.h
-  dist_optim/shadow_parameter.h
   transport/store/store.h
   transport/wire/encryption.h)
 

@@ -1,4 +1,4 @@
-#include "stitch/dist_optim/clipping.h"
+#include "stitch/dist_optim/steps.h"
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>

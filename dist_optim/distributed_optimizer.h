@@ -1,13 +1,10 @@
-// One file, though long: the optimizer, its steps and their results.
 #pragma once
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
-#include <initializer_list>
 #include <map>
 #include <memory>
 #include <optional>
@@ -19,112 +16,12 @@
 #include "stitch/base/mutex.h"
 #include "stitch/dist_autograd/context.h"
 #include "stitch/dist_optim/checkpoint.h"
-#include "stitch/dist_optim/clipping.h"
 #include "stitch/dist_optim/local_optimizer.h"
+#include "stitch/dist_optim/schedules.h"
+#include "stitch/dist_optim/steps.h"
 #include "stitch/rref/rref.h"
 
 namespace stitch::optim {
-
-// What a step does beside stepping.
-struct StepOptions {
-  // Steps with gradients that are scaled as by clip_grad_norm(), those in the context stay: a wave
-  // of messages more. A norm that is infinite or NaN steps nothing.
-  std::optional<double> max_norm{};
-  // For all of it; none: Options::rpc_timeout for each wave of messages.
-  std::optional<std::chrono::nanoseconds> timeout{};
-};
-// What it has done.
-struct StepResult {
-  std::int64_t stepped = 0;  // parameters that had a gradient, on all owners
-  bool skipped = false;      // nothing was stepped, because of the norm
-  double norm = 0;           // of the gradients, before they were scaled; 0 without max_norm
-  std::int64_t step = 0;     // its number: the first one that was not skipped is 0
-};
-
-// Has one owner step its parameters with the gradients of one context: the number of them.
-using OwnersStep = std::function<Future<std::int64_t>()>;
-
-// Starts all of them. Their results, or the first error, counting the others; when one cannot be
-// started, neither are those after it, and its error, when those before it have ended, says how
-// many parameters they stepped.
-[[nodiscard]] Future<std::vector<std::int64_t>> start_steps(const std::vector<OwnersStep>& steps);
-namespace detail {
-inline std::atomic<bool> said_no_gradient{false};  // in this process
-}
-// How many parameters all owners together have stepped. For none it says so on stderr, once.
-[[nodiscard]] std::int64_t sum_of(const std::vector<std::int64_t>& stepped);
-
-// The number of one step of an optimizer: the next one when the first owner begins. Thread
-// contract: one thread at a time.
-class StepNumber {
- public:
-  explicit StepNumber(std::shared_ptr<std::atomic<std::int64_t>> next) : next_(std::move(next)) {}
-  std::int64_t take() {
-    if (!taken_) taken_ = next_->fetch_add(1);
-    return *taken_;
-  }
-  [[nodiscard]] std::int64_t get() const { return taken_ ? *taken_ : next_->load(); }
-
- private:
-  const std::shared_ptr<std::atomic<std::int64_t>> next_;
-  std::optional<std::int64_t> taken_;
-};
-
-// One step of one or several optimizers with the gradients of one context.
-struct StepPlan {
-  using Timeout = std::optional<std::chrono::nanoseconds>;
-  dist_autograd::ContextId context;
-  std::shared_ptr<StepNumber> number{};  // of the first optimizer
-  AnyOptimizer::Owned owned{};
-  // One for each owner, with what its gradients are scaled by.
-  std::vector<std::function<Future<std::int64_t>(double scale, Timeout timeout)>> owners{};
-
-  // Each with its gradients as they are.
-  [[nodiscard]] std::vector<OwnersStep> plain() const { return scaled(1, std::nullopt); }
-  [[nodiscard]] std::vector<OwnersStep> scaled(double scale, Timeout timeout) const;
-  // All of it, as one. It is written to `result` before the future is ready.
-  [[nodiscard]] OwnersStep together(const StepOptions& options,
-                                    std::shared_ptr<StepResult> result) const;
-};
-// Throws Error(invalid_argument) for options out of their range.
-[[nodiscard]] Future<StepResult> start_step(const StepPlan& plan, const StepOptions& options);
-// Wait. This thread's current streams then run after the steps of its own worker.
-[[nodiscard]] std::vector<std::int64_t> get_when_stepped(
-    const Future<std::vector<std::int64_t>>& stepped);
-[[nodiscard]] StepResult get_when_stepped(const Future<StepResult>& stepped);
-
-// What backward_and_step() of backward_and_step.h does.
-std::vector<std::int64_t> backward_and_steps(const dist_autograd::ContextHandle& context,
-                                             std::vector<at::Tensor> losses,
-                                             const dist_autograd::Options& options,
-                                             std::vector<OwnersStep> steps);
-// What backward_and_step_async() does.
-[[nodiscard]] Future<std::vector<std::int64_t>> backward_and_steps_async(
-    const dist_autograd::ContextHandle& context, std::vector<at::Tensor> losses,
-    const dist_autograd::Options& options, std::vector<OwnersStep> steps);
-
-// References to parameters, perhaps with the names of their state in checkpoints, as
-// RemoteModule::named_parameters() has them: so it survives another order and other owners.
-// Without, their names are their positions in the optimizer. Implicit, as a braced list, too.
-class ParameterList {
- public:
-  ParameterList() = default;
-  // By position.
-  ParameterList(const std::vector<RRef<at::Tensor>>& parameters) {  // NOLINT
-    for (const auto& parameter : parameters) parameters_.emplace_back("", parameter);
-  }
-  ParameterList(std::initializer_list<RRef<at::Tensor>> parameters)
-      : ParameterList(std::vector<RRef<at::Tensor>>(parameters)) {}
-  // By name.
-  ParameterList(std::vector<NamedParameter> parameters)  // NOLINT
-      : parameters_(std::move(parameters)) {}
-  ParameterList(std::initializer_list<NamedParameter> parameters) : parameters_(parameters) {}
-
- private:
-  template <class Optimizer>
-  friend class DistributedOptimizer;
-  std::vector<NamedParameter> parameters_;
-};
 
 // Steps parameters on the workers that own them: each owner has a LocalOptimizer<Optimizer> for its
 // share, and step() has all of them step with one context's gradients, in parallel. The
@@ -140,8 +37,8 @@ class DistributedOptimizer final : public AnyOptimizer {
   using Options = OptionsOf<Optimizer>;  // torch::optim::AdamOptions, say
   // Parameters that are stepped with the same options.
   struct Group {
-    ParameterList parameters;
-    Options options;
+    ParameterList parameters;  // of any owners
+    Options options;           // theirs
   };
 
   // Makes the parts on the owners and waits for them. Throws Error(invalid_argument) for no
@@ -182,6 +79,7 @@ class DistributedOptimizer final : public AnyOptimizer {
   [[nodiscard]] Future<std::int64_t> step_async(const dist_autograd::ContextHandle& context) {
     return start_steps(plan(context).plain()).then(&sum_of);
   }
+  // The same, clipped or within a time.
   [[nodiscard]] Future<StepResult> step_async(const dist_autograd::ContextHandle& context,
                                               const StepOptions& options) {
     return start_step(plan(context), options);
@@ -189,18 +87,19 @@ class DistributedOptimizer final : public AnyOptimizer {
   // For these and backward_and_step(): what step() has each owner do, behind what `plan` has.
   void add_to(StepPlan& plan) const {
     const auto number = std::make_shared<StepNumber>(
-        std::shared_ptr<std::atomic<std::int64_t>>(state_, &state_->next_step));
+        std::shared_ptr<std::atomic<std::int64_t>>(state_, &state_->next_step), schedule());
     if (!plan.number) plan.number = number;
     for (const auto& part : *parts()) {
       plan.owned.push_back(part.owned);
       plan.owners.emplace_back([optimizer = part.optimizer, context = plan.context, number](
                                    double scale, StepPlan::Timeout timeout) {
-        static_cast<void>(number->take());
         return (timeout ? optimizer.with_timeout(*timeout) : optimizer)
-            .template rpc_async<&Local::step>(context, StepOrder{.scale = scale});
+            .template rpc_async<&Local::step>(context,
+                                              StepOrder{.scale = scale, .rate = number->take()});
       });
     }
   }
+  // For clip_grad_norm() and its like.
   [[nodiscard]] Owned owned() const override {
     Owned all;
     for (const auto& part : *parts()) all.push_back(part.owned);
@@ -212,6 +111,7 @@ class DistributedOptimizer final : public AnyOptimizer {
   void set_options(const Options& options) {
     set_all_options(0, std::vector(group_count(), options));
   }
+  // Of one group.
   void set_options(std::size_t group, const Options& options) {
     set_all_options(checked(group), {options});
   }
@@ -222,11 +122,24 @@ class DistributedOptimizer final : public AnyOptimizer {
     for (auto& each : options) set_rate<Optimizer>(each, lr);
     set_all_options(0, options);
   }
+  // Of one group.
   void set_lr(std::size_t group, double lr) {
     auto changed = options(group);
     set_rate<Optimizer>(changed, lr);
     set_options(group, changed);
   }
+  // From the next step on the learning rates of all groups are multiplied by what `schedule`
+  // returns for the number of the step; the rates of options() stay. It runs when a step begins,
+  // must not call the optimizer, and ends the step by an exception. null: none. Waits. Throws as
+  // set_lr().
+  void set_schedule(Schedule schedule) {
+    for (auto& each : all_options()) set_rate<Optimizer>(each, rate_of<Optimizer>(each));
+    base::MutexLock lock(state_->mutex);
+    state_->schedule.swap(schedule);
+  }
+  // The number of the next step: of those that were made, by way of load(), too.
+  [[nodiscard]] std::int64_t next_step() const { return state_->next_step; }
+
   // The options that the parameters of a group are stepped with. Waits.
   [[nodiscard]] Options options(std::size_t group = 0) const {
     return all_options().at(checked(group));
@@ -264,6 +177,7 @@ class DistributedOptimizer final : public AnyOptimizer {
     std::shared_ptr<const Parts> parts STITCH_GUARDED_BY(mutex) = std::make_shared<const Parts>();
     std::size_t groups STITCH_GUARDED_BY(mutex) = 0;
     std::unordered_set<std::string> names STITCH_GUARDED_BY(mutex);
+    Schedule schedule STITCH_GUARDED_BY(mutex);
     std::atomic<std::int64_t> next_step{0};
   };
   // Where a parameter is stepped.
@@ -277,6 +191,10 @@ class DistributedOptimizer final : public AnyOptimizer {
   [[nodiscard]] std::shared_ptr<const Parts> parts() const {
     base::MutexLock lock(state_->mutex);
     return state_->parts;
+  }
+  [[nodiscard]] Schedule schedule() const {
+    base::MutexLock lock(state_->mutex);
+    return state_->schedule;
   }
   [[nodiscard]] std::size_t group_count() const {
     base::MutexLock lock(state_->mutex);
@@ -395,6 +313,7 @@ void DistributedOptimizer<Optimizer>::save(const std::filesystem::path& folder) 
   const auto parts_kept = parts();
   const Parts& parts = *parts_kept;
   header.options = join_groups(parts.front().optimizer.template rpc_sync<&Local::options>());
+  header.options.emplace(kStepName, std::int64_t{state_->next_step});
   for (const auto& part : parts) header.owners.push_back(part.owner.name);
   const auto parameters = when_all(on_all<&Local::parameters>(parts)).get();
   expect_folder_for(folder, header.optimizer, parameters);
@@ -439,13 +358,16 @@ void DistributedOptimizer<Optimizer>::load(const std::filesystem::path& folder) 
   // Once to check everything, once to send it.
   const auto files = find_shards(folder);
   std::vector<NamedValues> saved_options;
+  std::int64_t next_step = 0;
   for (const auto& file : files) {
     const ShardHeader header = read_shard(file, [&](const SavedParameter& saved) {
       if (saved.state) (void)state_from_values<Optimizer>(*saved.state);
       place_of(file, saved)->second.found = true;
     });
     check_optimizer(file, header, optimizer_name<Optimizer>());
-    saved_options = split_groups(header.options);
+    NamedValues options = header.options;
+    next_step = take_step(options);
+    saved_options = split_groups(options);
     check_groups(file, saved_options.size(), group_count());
     for (const auto& each : saved_options) (void)options_from_values<Optimizer>(each);
   }
@@ -469,6 +391,7 @@ void DistributedOptimizer<Optimizer>::load(const std::filesystem::path& folder) 
     throw;
   }
   when_all(on_all<&Local::commit>(parts, load_id, saved_options)).get();
+  state_->next_step = next_step;
 }
 
 }  // namespace stitch::optim

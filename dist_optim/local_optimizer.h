@@ -13,16 +13,13 @@
 
 #include "stitch/dist_autograd/context.h"
 #include "stitch/dist_optim/checkpoint.h"
-#include "stitch/dist_optim/clipping.h"
 #include "stitch/dist_optim/optimizer_traits.h"
 #include "stitch/dist_optim/shadow_parameter.h"
+#include "stitch/dist_optim/steps.h"
 #include "stitch/rpc/calls.h"
 #include "stitch/rref/rref.h"
 
 namespace stitch::optim {
-
-// A parameter with the name of its state in checkpoints.
-using NamedParameter = std::pair<std::string, RRef<at::Tensor>>;
 
 // A group of parameters that are stepped with the same options, as one owner gets it: with those
 // that it owns.
@@ -38,9 +35,10 @@ struct OwnersGroup {
 // How one owner is to step.
 struct StepOrder {
   double scale = 1;  // of the gradients
+  double rate = 1;   // of each group's learning rate
   template <class Archive>
   void serialize(Archive& archive) {
-    archive(scale);
+    archive(scale, rate);
   }
 };
 
@@ -137,6 +135,7 @@ class LocalOptimizer {
     for (auto& [entry, gradient] : due) {
       base::MutexLock lock(entry->shadow.lock());
       entry->shadow.begin_step(gradient, entry->name);
+      entry->multiply_rate(order.rate);
       struct End {
         ShadowParameter& shadow;
         ~End() { shadow.end_step(!bumps_version()); }
@@ -227,11 +226,28 @@ class LocalOptimizer {
           group(of_group),
           reference(std::move(held)),
           shadow(tensor, policy) {}
+    void set_options(const Options& options) {
+      for (auto& each : optimizer->param_groups())
+        each.set_options(std::make_unique<Options>(options));
+      rate = 1;
+    }
+    void multiply_rate(double by) {
+      if (by == rate) return;
+      for (auto& each : optimizer->param_groups()) {
+        if (rate == 1) base_lr = each.options().get_lr();
+        each.options().set_lr(base_lr * by);
+      }
+      rate = by;
+    }
+
     const std::string name;
     const std::uint64_t group;
     const RRef<at::Tensor> reference;  // keeps the parameter
     ShadowParameter shadow;
     std::unique_ptr<Optimizer> optimizer;
+    // Guarded by the lock of the shadow: what the group's rate is multiplied by, and what it was
+    // before that.
+    double rate = 1, base_lr = 0;
   };
   using Entries = std::vector<std::shared_ptr<Entry>>;
   struct Staged {
@@ -287,8 +303,7 @@ class LocalOptimizer {
     for (const auto& entry : *entries) {
       if (entry->group < first || entry->group - first >= options.size()) continue;
       base::MutexLock lock(entry->shadow.lock());
-      for (auto& group : entry->optimizer->param_groups())
-        group.set_options(std::make_unique<Options>(options[entry->group - first]));
+      entry->set_options(options[entry->group - first]);
     }
   }
 

@@ -33,6 +33,13 @@ void FieldCollector::operator()(std::string_view name, const at::Tensor& value) 
   put(name, value.is_cpu() ? value.detach().clone() : value.detach().cpu());
 }
 
+std::int64_t take_step(NamedValues& values) {
+  const auto taken = values.extract(kStepName);
+  const auto* const step = taken ? std::get_if<std::int64_t>(&taken.mapped()) : nullptr;
+  if (step == nullptr || *step < 0) refuse("options", "have no number of the next step");
+  return *step;
+}
+
 NamedValues join_groups(const std::vector<NamedValues>& groups) {
   NamedValues values;
   for (std::size_t i = 0; i < groups.size(); ++i) {

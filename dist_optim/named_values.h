@@ -55,7 +55,11 @@ class FieldCollector {
 };
 
 // The options of an optimizer's groups as the values of its checkpoint, "1.lr" for group 1, and
-// back. The second throws Error(invalid_argument) for a name without the number of a group.
+// back. Throw Error(invalid_argument) for a name without the number of a group, and
+// without a step.
+// Beside them stands the number of the next step, which take_step() takes out.
+inline constexpr const char* kStepName = "step";
+[[nodiscard]] std::int64_t take_step(NamedValues& values);
 [[nodiscard]] NamedValues join_groups(const std::vector<NamedValues>& groups);
 [[nodiscard]] std::vector<NamedValues> split_groups(const NamedValues& values);
 

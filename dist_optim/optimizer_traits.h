@@ -168,6 +168,23 @@ void check_options(const OptionsOf<Optimizer>& options) {
   }
 }
 
+// Says that options of one's own do not override get_lr() and set_lr().
+template <class Optimizer>
+Error no_rate() {
+  return Error(ErrorCode::invalid_argument,
+               "options of " + optimizer_name<Optimizer>() +
+                   " have no learning rate: override get_lr() and set_lr() of "
+                   "torch::optim::OptimizerOptions");
+}
+// Throws Error(invalid_argument) for options of one's own that do not override get_lr().
+template <class Optimizer>
+double rate_of(const OptionsOf<Optimizer>& options) {
+  try {
+    return options.get_lr();
+  } catch (const c10::Error&) {
+    throw no_rate<Optimizer>();
+  }
+}
 // Throws Error(invalid_argument) for a rate that is refused, and for options of one's own that do
 // not override get_lr() and set_lr().
 template <class Optimizer>
@@ -175,10 +192,7 @@ void set_rate(OptionsOf<Optimizer>& options, double lr) {
   try {
     options.set_lr(lr);
   } catch (const c10::Error&) {
-    throw Error(ErrorCode::invalid_argument,
-                "options of " + optimizer_name<Optimizer>() +
-                    " have no learning rate: override get_lr() and set_lr() of "
-                    "torch::optim::OptimizerOptions");
+    throw no_rate<Optimizer>();
   }
   check_options<Optimizer>(options);
 }

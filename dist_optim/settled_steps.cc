@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "stitch/dist_autograd/at_settled.h"
-#include "stitch/dist_optim/distributed_optimizer.h"
+#include "stitch/dist_optim/steps.h"
 #include "stitch/rpc/default_streams.h"
 
 namespace stitch::optim {
@@ -83,10 +83,15 @@ class SettledSteps final : public dist_autograd::AtSettled,
 
 template <class T>
 T wait_for(const Future<T>& stepped) {
-  struct End {
-    ~End() { rpc::current_streams_wait_for_default(); }
-  } const end;
-  return stepped.get();
+  T result{};
+  try {
+    result = stepped.get();
+  } catch (...) {
+    rpc::current_streams_wait_for_default();
+    throw;
+  }
+  rpc::current_streams_wait_for_default();
+  return result;
 }
 
 }  // namespace

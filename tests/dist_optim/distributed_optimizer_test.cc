@@ -146,6 +146,20 @@ TEST(DistributedOptimizer, OneOfOnesOwnFollowsTheLocalOne) {
   expect_same_trajectory<SignDescent>(SignOptions(0.01));
 }
 
+TEST(DistributedOptimizer, OneWithoutARateHasNoSchedule) {
+  Cluster cluster(3);
+  const Twins twins;
+  DistributedOptimizer<SignDescent> optimizer(twins.parameters(), SignOptions(0.01));
+  for (const auto& refused : std::vector<std::function<void()>>{
+           [&] { optimizer.set_schedule(stitch::optim::constant({})); },
+           [&] { optimizer.set_lr(0.1); }}) {
+    EXPECT_STREQ(
+        error_of(refused).what(),
+        "options of distributed_optimizer_test::SignDescent have no learning rate: override "
+        "get_lr() and set_lr() of torch::optim::OptimizerOptions");
+  }
+}
+
 TEST(DistributedOptimizer, LeavesParametersWithoutAGradientAlone) {
   Cluster cluster(3);
   Twins twins;

@@ -66,8 +66,7 @@ TEST_F(TensorFileInPython, PtGoesThereAndBack) {
 }
 
 TEST_F(TensorFileInPython, SafetensorsGoThereAndBack) {
-  if (!has("safetensors.torch"))
-    GTEST_SKIP() << "Python has no safetensors, or no torch: pip install safetensors torch";
+  if (!has("safetensors.torch, numpy")) GTEST_SKIP() << "Python has no torch, safetensors or numpy";
   const Tensors tensors = of_all_kinds(false);
   EXPECT_TRUE(same_bits(through("import safetensors.torch as st; st.save_file(st.load_file(ours), "
                                 "theirs, {'made by': 'a test'})",
