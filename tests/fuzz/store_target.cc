@@ -35,9 +35,9 @@ static bool run_reply(Bytes bytes) {
     const StoreReply reply = transport::decode_store_reply(message_of(bytes));
     if (reply.error && reply.value) require_printable(*reply.value, "a text of a server");
     const StoreReply again = transport::decode_store_reply(encode(reply));
-    require(texts_of(again.entries) == texts_of(reply.entries) && again.count == reply.count &&
-                again.error == reply.error && !again.value == !reply.value &&
-                (!reply.value || *again.value == *reply.value),
+    require(transport::texts_of(again.entries) == transport::texts_of(reply.entries) &&
+                again.count == reply.count && again.error == reply.error &&
+                !again.value == !reply.value && (!reply.value || *again.value == *reply.value),
             "a reply, written again");
   });
 }
