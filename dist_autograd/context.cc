@@ -130,7 +130,7 @@ at::Tensor ContextHandle::stored_gradient(const at::Tensor& leaf) const {
 // In waves: the workers that this one has told, those that they have told, and so on.
 void ContextHandle::scale_gradients(double factor) const {
   agent_->throw_if_stopped();
-  scale_here(*state_, factor);
+  state_->throw_if_unusable();
   rpc::ExecutionContext plain = rpc::ExecutionContext::current();
   plain.runtime = agent_;
   plain.autograd_context = nullptr;  // the request itself must not be recorded
@@ -139,6 +139,7 @@ void ContextHandle::scale_gradients(double factor) const {
   std::vector<WorkerId> next = told_by(*state_);
   next.push_back(id().home);
   try {
+    scale_here(*state_, factor);
     while (!next.empty()) {
       std::vector<Future<std::vector<WorkerId>>> wave;
       for (const WorkerId worker : std::exchange(next, {})) {

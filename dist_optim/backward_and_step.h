@@ -48,7 +48,8 @@ std::int64_t backward_and_step(const dist_autograd::ContextHandle& context,
 }
 
 // The same with steps that are clipped, over the parameters of all these optimizers together, or
-// have a timeout, which begins with them. StepResult::step is that of the first optimizer.
+// have a timeout, which begins with them. StepResult::step is that of the first optimizer. An error
+// does not say how many parameters were stepped.
 template <class... Optimizers>
 StepResult backward_and_step(const dist_autograd::ContextHandle& context,
                              std::vector<at::Tensor> losses, const dist_autograd::Options& options,

@@ -269,33 +269,34 @@ void DistributedOptimizer<Optimizer>::add_groups(std::vector<Group> groups) {
   if (names.empty())
     throw Error(ErrorCode::invalid_argument, "optimizer has no parameters to step");
   Parts after = before;
-  std::vector<Future<void>> added;
-  std::vector<Future<RRef<OwnedParameters>>> made;
-  for (const auto& part : before) {
-    added.push_back(part.optimizer.template rpc_async<&Local::add_groups>(
-        number, by_owner.extract(part.owner.id).mapped().second));
-  }
-  std::vector<OwnersGroup> earlier;
-  if (!before.empty() && !by_owner.empty()) {
+  std::vector<OwnersGroup> earlier;  // for owners that have none yet
+  if (!before.empty() && by_owner.size() > before.size()) {
     for (const auto& each : all_options())
       earlier.push_back({{}, options_to_values<Optimizer>(each)});
   }
-  for (auto& [id, owned] : by_owner) {
-    auto& [owner, its] = owned;
-    its.insert(its.begin(), earlier.begin(), earlier.end());
-    after.push_back({owner, remote<Local>(owner, its, state_->policy), {}});
-    made.push_back(after.back().optimizer.template rpc_async<&Local::owned>());
-  }
+  std::vector<Future<void>> added;
+  std::vector<Future<RRef<OwnedParameters>>> made;
   try {
-    const auto done = when_all(std::move(added));
+    for (const auto& part : before) {
+      added.push_back(part.optimizer.template rpc_async<&Local::add_groups>(
+          number, by_owner.extract(part.owner.id).mapped().second));
+    }
+    for (auto& [id, owned] : by_owner) {
+      auto& [owner, its] = owned;
+      its.insert(its.begin(), earlier.begin(), earlier.end());
+      after.push_back({owner, remote<Local>(owner, its, state_->policy), {}});
+      made.push_back(after.back().optimizer.template rpc_async<&Local::owned>());
+    }
     const auto owned = when_all(std::move(made)).get();
     std::transform(owned.begin(), owned.end(), after.begin() + before.size(),
                    after.begin() + before.size(), [](const auto& its, Part part) {
                      part.owned = its;
                      return part;
                    });
-    done.get();
+    when_all(added).get();
   } catch (...) {
+    // What is still being added is dropped, too.
+    for (const auto& each : added) static_cast<void>(base::failure_of([&] { each.get(); }));
     undo<&Local::drop_groups>(before, number);
     throw;
   }
@@ -354,20 +355,22 @@ void DistributedOptimizer<Optimizer>::load(const std::filesystem::path& folder) 
     check_saved(file, saved, place == places.end() ? nullptr : &place->second.sizes);
     return place;
   };
-
   // Once to check everything, once to send it.
   const auto files = find_shards(folder);
   std::vector<NamedValues> saved_options;
   std::int64_t next_step = 0;
   for (const auto& file : files) {
+    SavedParameter first;
+    check_optimizer(file, read_shard_header(file, first), optimizer_name<Optimizer>());
     const ShardHeader header = read_shard(file, [&](const SavedParameter& saved) {
       if (saved.state) (void)state_from_values<Optimizer>(*saved.state);
       place_of(file, saved)->second.found = true;
     });
-    check_optimizer(file, header, optimizer_name<Optimizer>());
     NamedValues options = header.options;
     next_step = take_step(options);
     saved_options = split_groups(options);
+    // Options of a program's own optimizer may have no fields.
+    if (saved_options.empty()) saved_options.resize(group_count());
     check_groups(file, saved_options.size(), group_count());
     for (const auto& each : saved_options) (void)options_from_values<Optimizer>(each);
   }

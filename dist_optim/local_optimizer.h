@@ -59,6 +59,7 @@ class LocalOptimizer {
   // having added nothing, naming one that is not a leaf, or a tensor that two groups have, which
   // would be stepped twice.
   void add_groups(std::uint64_t number, std::vector<OwnersGroup> groups) {
+    base::MutexLock one_at_a_time(growing_);
     Entries all = *entries();
     std::unordered_map<const void*, const Entry*> seen;
     for (const auto& entry : all)
@@ -101,6 +102,7 @@ class LocalOptimizer {
   }
   // Forgets the groups from `number` on, which another owner has refused.
   void drop_groups(std::uint64_t number) {
+    base::MutexLock one_at_a_time(growing_);
     Entries left = *entries();
     std::erase_if(left, [&](const auto& entry) { return entry->group >= number; });
     base::MutexLock lock(mutex_);
@@ -309,6 +311,7 @@ class LocalOptimizer {
 
   const StalePolicy policy_;
   OwnedParameters owned_;
+  base::Mutex growing_;        // before mutex_
   mutable base::Mutex mutex_;  // before that of owned_
   std::shared_ptr<const Entries> entries_ STITCH_GUARDED_BY(mutex_) =
       std::make_shared<const Entries>();                    // of all groups

@@ -30,7 +30,7 @@ Schedule warmed_up(std::int64_t warm_up, Schedule then) {
   if (warm_up < 0) refuse("warm_up", static_cast<double>(warm_up), "0 or more");
   return [warm_up, then = std::move(then)](std::int64_t step) {
     if (step >= warm_up) return then(step - warm_up);
-    return then(0) * static_cast<double>(step + 1) / static_cast<double>(warm_up + 1);
+    return then(0) * (static_cast<double>(step) + 1) / (static_cast<double>(warm_up) + 1);
   };
 }
 
@@ -85,6 +85,13 @@ Schedule one_cycle(const OneCycleSchedule& options) {
     if (at <= top) return between(first, 1, at / top);
     return between(1, last, (at - top) / (end - top));
   });
+}
+
+double checked_rate(double rate, std::int64_t step) {
+  if (std::isfinite(rate) && rate >= 0) return rate;
+  throw Error(ErrorCode::invalid_argument, "schedule returns " + std::to_string(rate) +
+                                               " for step " + std::to_string(step) +
+                                               "; it takes a finite number of at least 0");
 }
 
 }  // namespace stitch::optim

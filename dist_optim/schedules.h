@@ -69,4 +69,8 @@ struct OneCycleSchedule {
 // With these options.
 [[nodiscard]] Schedule one_cycle(const OneCycleSchedule& options);
 
+// What a schedule says of a step. Throws Error(invalid_argument) for less than 0, an infinity or
+// NaN.
+[[nodiscard]] double checked_rate(double rate, std::int64_t step);
+
 }  // namespace stitch::optim

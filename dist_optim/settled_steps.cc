@@ -10,6 +10,7 @@
 #include <string>
 #include <utility>
 
+#include "stitch/base/deadline.h"
 #include "stitch/dist_autograd/at_settled.h"
 #include "stitch/dist_optim/steps.h"
 #include "stitch/rpc/default_streams.h"
@@ -153,14 +154,14 @@ Future<StepResult> start_step(const StepPlan& plan, const StepOptions& options) 
   if (!options.max_norm) return begin(1, options.timeout, 0);
   check_limit("max_norm", *options.max_norm);
   rpc::default_streams_wait_for_current();
-  const auto deadline = std::chrono::steady_clock::now() + options.timeout.value_or(0ns);
+  const auto deadline = base::deadline_or_none(options.timeout.value_or(0ns));
   return gradient_norm(plan.context, plan.owned, options.timeout)
       .then([plan, options, deadline, begin](double norm) {
         if (!std::isfinite(norm)) {
           return make_ready(StepResult{.skipped = true, .norm = norm, .step = plan.number->get()});
         }
-        StepPlan::Timeout left;
-        if (options.timeout)
+        StepPlan::Timeout left = options.timeout;
+        if (deadline != std::chrono::steady_clock::time_point::max())
           left =
               std::max<std::chrono::nanoseconds>(deadline - std::chrono::steady_clock::now(), 1ns);
         return begin(clip_factor(norm, *options.max_norm), left, norm);

@@ -16,7 +16,7 @@ namespace stitch::optim {
 // docs/checkpoints.md. Internal: include it from .cc files only, as it needs libsodium.
 
 inline constexpr std::string_view kShardMagic{"stitchos"};
-inline constexpr std::uint32_t kShardVersion = 1;
+inline constexpr std::uint32_t kShardVersion = 2;
 inline constexpr std::size_t kShardBlockBytes = std::size_t{1} << 20;  // of one read or write
 inline constexpr std::string_view kShardSuffix = ".optimizer";
 inline constexpr std::string_view kUnpublishedSuffix = ".optimizer.new";  // until publish()

@@ -146,11 +146,12 @@ class StepNumber {
   // That of the step that takes it from `next`.
   StepNumber(std::shared_ptr<std::atomic<std::int64_t>> next, Schedule schedule)
       : next_(std::move(next)), schedule_(std::move(schedule)) {}
-  // What the schedule says of it.
+  // What the schedule says of it. Throws Error(invalid_argument) for a rate that no step can have;
+  // the number is not taken then.
   double take() {
-    if (!taken_) {
-      taken_ = next_->fetch_add(1);
-      if (schedule_) rate_ = schedule_(*taken_);
+    for (std::int64_t number = next_->load(); !taken_;) {
+      if (schedule_) rate_ = checked_rate(schedule_(number), number);
+      if (next_->compare_exchange_weak(number, number + 1)) taken_ = number;
     }
     return rate_;
   }

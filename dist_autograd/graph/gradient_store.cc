@@ -52,9 +52,9 @@ at::Tensor GradientStore::changed(Shard& shard, const at::Tensor& variable, cons
     const c10::Stream changing = current_stream(kept.device());
     before->second.ready.wait_on(changing);
     keep_for(kept, changing);
-    shard.on_devices.erase(before);
   }
   at::Tensor result = how(kept);
+  if (before != shard.on_devices.end()) shard.on_devices.erase(before);
   if (result.defined() && is_on_device(result)) {
     ReadyPoint ready(current_stream(result.device()));
     ready.record();

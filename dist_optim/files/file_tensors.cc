@@ -13,7 +13,11 @@
 
 namespace stitch::files {
 
-void refuse(const std::string& why) { throw Error(ErrorCode::invalid_argument, why); }
+void refuse(const std::string& why) {
+  constexpr std::size_t kShown = 1000;  // a name of a file may have megabytes
+  throw Error(ErrorCode::invalid_argument,
+              why.size() <= kShown ? why : why.substr(0, kShown) + "...");
+}
 
 std::string tensor_text(std::string_view name) {
   return "tensor \"" + base::printable(std::string(name)) + '"';

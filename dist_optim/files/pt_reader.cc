@@ -4,7 +4,6 @@
 #include <cstring>
 #include <deque>
 #include <iterator>
-#include <unordered_map>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -234,6 +233,7 @@ class Unpickler {
     const auto elements = as<std::int64_t>(fields[4], "the size of a storage");
     const ElementType* const type = type_of_storage(name);
     if (type == nullptr && name != kUntypedStorage) damaged("a storage has another type");
+    if (key.size() > 32) damaged("the number of a storage is too long");
     const auto part = parts_.find(prefix_ + "data/" + std::string(key));
     if (part == parts_.end())
       refuse("it has no storage \"" + base::printable(std::string(key)) + '"');
@@ -294,7 +294,7 @@ class Unpickler {
   // within itself: names are bounded by the bytes that there are for them.
   void collect(const Value& value, const std::string& name, int depth) {
     spent_ += 1 + name.size();
-    if (depth > 64 || spent_ > 64 * pickle_.size())
+    if (depth > 64 || spent_ > 4 * pickle_.size() + 4096)
       refuse("its containers are within one another more often than tensors need");
     if (const auto* const tensor = std::get_if<at::Tensor>(&value)) {
       if (!tensors_.emplace(name, *tensor).second) refuse("it has " + tensor_text(name) + " twice");
@@ -320,7 +320,7 @@ class Unpickler {
   std::uint64_t at_ = 0;
   std::vector<Value> stack_;
   std::vector<std::size_t> marks_;  // what the stack had
-  std::unordered_map<std::uint32_t, Value> memo_;
+  std::map<std::uint32_t, Value> memo_;
   std::deque<Container> containers_;
   std::map<std::string_view, Storage> storages_;  // by their part
   Tensors tensors_;

@@ -36,7 +36,8 @@ struct Entry {
 // Keys that stand twice are refused, as one reader takes the first and another one the last.
 json parse_header(std::string_view text) {
   std::vector<std::set<std::string>> open;  // the keys of the objects that have begun
-  const auto check = [&](int, json::parse_event_t event, json& parsed) {
+  const auto check = [&](int depth, json::parse_event_t event, json& parsed) {
+    if (depth > 4) refuse("its header is nested too deeply");
     if (event == json::parse_event_t::object_start) open.emplace_back();
     if (event == json::parse_event_t::object_end) open.pop_back();
     if (event == json::parse_event_t::key) {
@@ -46,6 +47,7 @@ json parse_header(std::string_view text) {
     }
     return true;
   };
+  if (text.find('\0') != std::string_view::npos) refuse("its header has a NUL");
   if (!text.starts_with('{')) refuse("its header does not begin with '{'");
   try {
     return json::parse(text.begin(), text.end(), check);

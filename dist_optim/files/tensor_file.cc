@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <exception>
@@ -34,12 +35,19 @@ template <class Task>
 auto about(const fs::path& path, const Task& task) {
   try {
     return task();
-  } catch (...) {
-    throw to_error(std::current_exception()).with_prefix(base::printable(path.string()));
+  } catch (const Error& error) {
+    throw error.with_prefix(base::printable(path.string()));
+  } catch (const std::exception& error) {  // of libtorch, or of a container, for want of memory
+    const std::string why = error.what();
+    throw Error(ErrorCode::invalid_argument,
+                base::printable(path.string()) + ": its tensors cannot be made: " +
+                    base::printable(why.substr(0, std::min<std::size_t>(why.find('\n'), 200))));
   }
 }
 
 bool is_pt(const fs::path& path) {
+  // The system would take what stands before it for the name.
+  if (path.native().find('\0') != std::string::npos) files::refuse("its path has a NUL");
   const auto ending = path.extension();
   if (ending != ".pt" && ending != ".safetensors")
     files::refuse("its ending is neither .safetensors nor .pt");

@@ -117,7 +117,7 @@ std::map<std::string_view, std::span<std::byte>> read_zip(const FileBytes& file)
     at = number<std::uint64_t>(wide, 48);
   }
   std::map<std::string_view, std::span<std::byte>> parts;
-  std::uint64_t total = 0;
+  std::map<const std::byte*, std::size_t> taken;
   for (; count > 0; --count) {
     const auto entry = take(bytes, at, kCentralBytes);
     if (number<std::uint32_t>(entry, 0) != kCentral)
@@ -141,8 +141,13 @@ std::map<std::string_view, std::span<std::byte>> read_zip(const FileBytes& file)
                                 number<std::uint16_t>(local, 28);
     const auto content = take(bytes, begin, values[0]);
     if (!parts.emplace(text_of(name), content).second) refuse(part + " is there twice");
-    total += content.size();
-    if (total > bytes.size()) refuse("its parts overlap");
+    if (!content.empty() && !taken.emplace(content.data(), content.size()).second)
+      refuse("its parts overlap");
+  }
+  const std::byte* end_before = nullptr;
+  for (const auto& [begin, size] : taken) {
+    if (begin < end_before) refuse("its parts overlap");
+    end_before = begin + size;
   }
   return parts;
 }

@@ -198,6 +198,7 @@ class IncomingCall : public std::enable_shared_from_this<IncomingCall> {
   void send_error(const Error& error) noexcept;
 
   ServedCalls& served_;
+  ExecutionContext context_;  // keeps the worker: it goes last
   const std::shared_ptr<transport::Connection> connection_;
   InMessage message_;
   const CallHeader header_;
@@ -205,7 +206,6 @@ class IncomingCall : public std::enable_shared_from_this<IncomingCall> {
   const Function* function_ = nullptr;
   const std::shared_ptr<StopFlag> stop_ =
       std::allocate_shared<StopFlag>(base::RecyclingAllocator<StopFlag>());
-  ExecutionContext context_;
   Clock::time_point arrived_;
   std::atomic<Clock::rep> began_{0};  // 0: it has not
   std::atomic<int> thread_{0};        // of its function; 0 for none

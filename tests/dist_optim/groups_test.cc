@@ -60,6 +60,10 @@ TEST(ParameterGroups, AreAddedLater) {
           {.parameters = {model.references[2], model.references[1]}, .options = AdamOptions(0.01)});
       here.add_param_group({{model.here[2], model.here[1]}, std::make_unique<AdamOptions>(0.01)});
     }
+    if (i == 4) {  // on owners that had no part before, too
+      there.set_lr(1, 0.02);
+      here.param_groups()[1].options().set_lr(0.02);
+    }
     autograd::Context context;
     context.backward({model.loss_there(i)});
     EXPECT_EQ(there.step(context), i < 3 ? 1 : 3);

@@ -12,6 +12,7 @@ using namespace spread_model;
 using stitch::ErrorCode;
 using stitch::testing::Cluster;
 using stitch::testing::error_of;
+using stitch::testing::has_text;
 using torch::optim::Adam;
 using torch::optim::AdamOptions;
 using torch::optim::AdamW;
@@ -94,6 +95,23 @@ template <class Optimizer>
 void multiply_rates(Optimizer& optimizer, const std::array<double, 2>& base, double factor) {
   for (std::size_t g = 0; g < 2; ++g)
     optimizer.param_groups()[g].options().set_lr(base[g] * factor);
+}
+
+TEST(Schedules, ThatReturnARateThatNoStepCanHaveAreRefused) {
+  Cluster cluster(2);
+  const SpreadModel model(1);
+  DistributedOptimizer<SGD> optimizer(model.references, SGDOptions(0.1));
+  autograd::Context context;
+  context.backward({model.loss_there(0)});
+  for (const double rate : {-1.0, std::nan(""), 1.0 / 0.0}) {
+    optimizer.set_schedule([rate](std::int64_t) { return rate; });
+    EXPECT_TRUE(has_text(error_of([&] { (void)optimizer.step(context); }),
+                         stitch::ErrorCode::invalid_argument, "for step 0; it takes a finite"));
+    EXPECT_EQ(optimizer.next_step(), 0);
+  }
+  optimizer.set_schedule(nullptr);
+  EXPECT_EQ(optimizer.step(context, {.max_norm = 1, .timeout = std::chrono::nanoseconds(0)}).step,
+            0);
 }
 
 TEST(Schedules, AreAppliedWithTheStepTheyBelongTo) {

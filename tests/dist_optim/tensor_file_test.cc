@@ -203,6 +203,11 @@ TEST_P(TensorFile, SaysWhyAPathCannotBeUsed) {
   unwritten(folder() / "model", "its ending is neither .safetensors nor .pt");
   unwritten(folder() / "none" / ("a" + GetParam()), "it cannot be written, as its folder cannot");
   unwritten(path("folder"), "it cannot be put in place: Is a directory");
+  write(folder() / "kept", "bytes");
+  const fs::path hidden = folder() / ("kept" + std::string(1, '\0') + GetParam());
+  EXPECT_TRUE(stitch::testing::contains(error_of([&] { stitch::save(hidden, {}); }).what(),
+                                        "its path has a NUL"));
+  EXPECT_EQ(contents(folder() / "kept"), "bytes");
 }
 
 TEST_P(TensorFile, ThatIsCutAnywhereIsRefused) {
@@ -293,7 +298,9 @@ TEST_F(DamagedFile, SafetensorsIsRefusedByItsHeader) {
           "a", R"(its header has "a" twice)");
   refused(R"({"a":{"dtype":"U8","dtype":"I8","shape":[1],"data_offsets":[0,1]}})", "a",
           R"(its header has "dtype" twice)");
-  refused(std::string(100000, '[').replace(0, 5, R"({"a":)"), "", "its header is not JSON");
+  refused(std::string(100000, '[').replace(0, 5, R"({"a":)"), "",
+          "its header is nested too deeply");
+  refused(std::string("{}\0}", 4), "", "its header has a NUL");
 }
 
 TEST_F(DamagedFile, SafetensorsOfOthersAreRead) {
@@ -443,6 +450,10 @@ TEST_F(DamagedFile, PtIsRefusedByItsZip) {
   refused(".pt", changed("PK\x06\x06"sv, 0, 'Q'), "its directory has no end");
   refused(".pt", changed("PK\x03\x04"sv, 0, 'Q'), "is not where it should be");
   refused(".pt", changed("PK\x06\x06"sv, 32, 4), "its directory has a gap");
+  std::string shared = file;  // the last part lies where the first one does
+  const std::size_t last = shared.rfind(central);
+  std::fill_n(shared.begin() + last + 46 + shared[last + 28] + 20, 8, '\0');
+  refused(".pt", shared, "its parts overlap");
   refused(".pt", changed("data.pkl"sv, 0, 'D'), "it has no part \"<name>/data.pkl\"");
   std::string twice;
   const stitch::files::Sink out = [&](const void* data, std::size_t size) {
