@@ -51,8 +51,8 @@ class Unpickler {
     std::vector<Value> items;  // of a dict, keys and values in turn
   };
 
-  [[noreturn]] static void damaged(const std::string& why) {
-    refuse("its pickle is damaged: " + why);
+  [[noreturn]] static void damaged(const std::string& why, std::string_view what = "") {
+    refuse("its pickle is damaged: " + std::string(what) + why);
   }
 
   std::span<std::byte> next(std::uint64_t size) {
@@ -101,7 +101,7 @@ class Unpickler {
   template <class T>
   static const T& as(const Value& value, const char* what) {
     const T* const typed = std::get_if<T>(&value);
-    if (typed == nullptr) damaged(std::string(what) + " is missing, or of another type");
+    if (typed == nullptr) damaged(" is missing, or of another type", what);
     return *typed;
   }
   static const std::vector<Value>& tuple(const Value& value, const char* what) {
