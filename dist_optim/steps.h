@@ -31,14 +31,14 @@ class ParameterList {
   // None.
   ParameterList() = default;
   // By position.
-  ParameterList(const std::vector<RRef<at::Tensor>>& parameters) {  // NOLINT
+  ParameterList(const std::vector<RRef<at::Tensor>>& parameters) {  // NOLINT: a list
     for (const auto& parameter : parameters) parameters_.emplace_back("", parameter);
   }
   // The same.
   ParameterList(std::initializer_list<RRef<at::Tensor>> parameters)
       : ParameterList(std::vector<RRef<at::Tensor>>(parameters)) {}
   // By name.
-  ParameterList(std::vector<NamedParameter> parameters)  // NOLINT
+  ParameterList(std::vector<NamedParameter> parameters)  // NOLINT: a list
       : parameters_(std::move(parameters)) {}
   // The same.
   ParameterList(std::initializer_list<NamedParameter> parameters) : parameters_(parameters) {}
