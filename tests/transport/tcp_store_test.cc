@@ -263,7 +263,7 @@ TEST(TcpStore, WaitsNeedNoThread) {
   waiter.send(encode(
       StoreRequest{.number = 1001, .operation = StoreOperation::stop_waiting, .count = 1000}));
   EXPECT_TRUE(eventually([&] { return waiter.seen().received() == 1U; }));  // so the others wait
-  EXPECT_EQ(threads_here(), before);
+  EXPECT_LE(threads_here(), before);  // fewer when one of an earlier test has ended meanwhile
   store->set("later", "here");
   EXPECT_TRUE(eventually([&] { return waiter.seen().received() == 61U; }));
 }
