@@ -8,15 +8,13 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <chrono>
 #include <cstdio>
-#include <cstdlib>
 #include <filesystem>
 #include <map>
 #include <mutex>
-#include <stdexcept>
 #include <string>
-#include <thread>
+
+#include "support/until.h"
 
 // ---- what runs on the learner
 
@@ -51,16 +49,6 @@ pid_t start(const std::string& collector) {
   _exit(127);
 }
 
-// Waits until `condition` holds, for a bounded time.
-template <class Condition>
-void until(const char* what, Condition condition) {
-  for (int i = 0; i < 3000; ++i) {
-    if (condition()) return;
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  }
-  throw std::runtime_error(std::string("waited in vain until ") + what);
-}
-
 int learn(int kills) {
   std::string path = std::filesystem::temp_directory_path() / "stitch-actor-pool-XXXXXX";
   if (mkdtemp(path.data()) == nullptr) throw std::runtime_error("cannot make " + path);
@@ -88,21 +76,21 @@ int learn(int kills) {
   };
 
   std::map<std::string, pid_t> collectors;
-  for (const std::string name : {"collector0", "collector1", "collector2"})
+  for (const std::string name : {"collector0", "collector1", "collector2"}) {
     collectors[name] = start(name);
-  for (const auto& each : collectors) until("all work", [&] { return works(each.first); });
+    until(name + " works", [&] { return works(name); });
+  }
   for (int i = 0; i < kills; ++i) {
     const std::string victim = "collector" + std::to_string(i % 3);
-    std::printf("%s is killed (process %d)\n", victim.c_str(),
-                static_cast<int>(collectors[victim]));
+    std::printf("%s is killed (process %d)\n", victim.c_str(), collectors[victim]);
     kill(collectors[victim], SIGKILL);
     waitpid(collectors[victim], nullptr, 0);
     until("its death is known", [&] { return !works(victim); });
     const long before = total;
     until("the others have gone on", [&] { return total > before + 100; });
     collectors[victim] = start(victim);
-    std::printf("%s is started again (process %d); meanwhile the others sent %ld rollouts\n",
-                victim.c_str(), static_cast<int>(collectors[victim]), total - before);
+    std::printf("%s is started again; meanwhile the others sent %ld rollouts\n", victim.c_str(),
+                total - before);
     until("it works again", [&] { return works(victim); });
   }
   finished = true;  // the collectors leave

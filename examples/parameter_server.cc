@@ -1,16 +1,15 @@
 // Trains a classifier on Fashion-MNIST: worker 0 holds the parameters, the others train on them.
-//   stitch-run -n 3 parameter_server --epochs 2
+//   stitch-run -n 3 parameter_server --epochs 2 --checkpoint saved     (and later: --resume)
 #include <stitch/stitch.h>
 
 #include <cstdio>
 #include <filesystem>
 #include <map>
 
-#include "command_line.h"
-#include "fashion_mnist.h"
-#include "loss_plot.h"
-#include "mlp.h"
-#include "progress_bar.h"
+#include "support/command_line.h"
+#include "support/fashion_mnist.h"
+#include "support/loss_plot.h"
+#include "support/progress_bar.h"
 #include "training_server.h"
 
 namespace {
@@ -19,19 +18,18 @@ using namespace std::chrono_literals;
 
 // Shows the progress of training until all trainers have finished; throws the error of one that
 // failed.
-LossPlot watch(const stitch::RRef<TrainingServer>& server, stitch::Future<void> finished,
-               std::int64_t total) {
+LossPlot watch(const ServerRef& server, stitch::Future<void> finished, const TrainingPlan& plan) {
   LossPlot plot("Fashion-MNIST training loss");
-  ProgressBar bar(total);
+  ProgressBar bar((plan.steps - plan.done) * plan.batch);
   std::map<int, int> steps;
+  std::int64_t images = 0;
   for (bool done = false; !done;) {
     done = finished.wait_for(50ms);
     if (done && finished.has_error()) break;
-    const auto [reports, images] = server.local_value().take_reports();
-    for (const auto& report : reports)
-      plot.add("trainer" + std::to_string(report.trainer + 1), steps[report.trainer]++,
-               report.loss);
-    if (!reports.empty()) bar.update(images, reports.back().loss);
+    for (const auto& [trainer, loss] : server.rpc_sync<&TrainingServer::take_reports>()) {
+      plot.add("trainer" + std::to_string(trainer + 1), steps[trainer]++, loss);
+      bar.update(images += plan.batch, loss);
+    }
   }
   bar.finish();
   finished.get();
@@ -39,30 +37,25 @@ LossPlot watch(const stitch::RRef<TrainingServer>& server, stitch::Future<void> 
 }
 
 void serve(const CommandLine& line, const stitch::Worker& self) {
-  const auto test = read_fashion_mnist(
-      line.data, FashionMnistSplit::test);  // a missing file shows before anything starts
-  const int trainers = self.world_size() - 1;
+  TrainingPlan plan = line.plan;
+  plan.trainers = self.world_size() - 1;
+  // A missing file shows before anything starts.
+  const auto test = read_fashion_mnist(plan.data, FashionMnistSplit::test);
   // [tutorial: start]
-  const auto server =
-      stitch::remote<TrainingServer>(self.id(), line.hidden, std::uint64_t{1}, line.device);
+  const stitch::RemoteModule<Mlp> model({.to = self.id(), .device = plan.device}, line.hidden,
+                                        plan.seed);
+  const ServerRef server =
+      stitch::remote<stitch::Serialized<TrainingServer>>(self.id(), model, plan);
+  if (line.resume) plan.done = server.rpc_sync<&TrainingServer::resume>();
   std::vector<stitch::Future<void>> training;
-  for (int i = 0; i < trainers; ++i) {
-    const TrainingPlan plan{line.data,
-                            line.device,
-                            line.optimizer,
-                            line.learning_rate,
-                            line.batch,
-                            line.epochs,
-                            i,
-                            trainers,
-                            1};
+  for (int i = 0; i < plan.trainers; ++i) {
     training.push_back(stitch::rpc_async<train>(
-        {.to = "trainer" + std::to_string(i + 1), .timeout = 0s}, server, plan));
+        {.to = "trainer" + std::to_string(i + 1), .timeout = 0s}, server, plan, i));
   }
   // [tutorial: end]
-  const auto plot =
-      watch(server, stitch::when_all(std::move(training)), std::int64_t{60'000} * line.epochs);
-  auto parameters = server.local_value().fetch();
+  if (line.resume) std::printf("resumed at step %ld\n", static_cast<long>(plan.done));
+  const auto plot = watch(server, stitch::when_all(std::move(training)), plan);
+  auto parameters = server.rpc_sync<&TrainingServer::fetch>();
   for (auto& parameter : parameters) parameter = parameter.cpu();
   plot.write(line.out);
   std::printf("test accuracy %.2f %%\n", 100 * mlp_accuracy(parameters, test.images, test.labels));
@@ -73,12 +66,8 @@ void serve(const CommandLine& line, const stitch::Worker& self) {
 
 int main(int argc, char** argv) try {
   const CommandLine line = parse_command_line(argc, argv);
-  if (line.help) {
-    std::fputs(help_text().c_str(), stdout);
-    return 0;
-  }
-  if (torch::Device(line.device).is_cuda() && !torch::cuda::is_available())
-    throw std::invalid_argument("no device: --device is \"" + line.device +
+  if (torch::Device(line.plan.device).is_cuda() && !torch::cuda::is_available())
+    throw std::invalid_argument("no device: --device is \"" + line.plan.device +
                                 "\", but libtorch sees no CUDA device here");
   stitch::Options options = stitch::resolve_options({});
   options.name = options.rank == 0 ? "ps" : "trainer" + std::to_string(options.rank);

@@ -2,60 +2,67 @@
 
 #include <stitch/stitch.h>
 
-#include <mutex>
+#include <functional>
+#include <string>
+#include <utility>
 #include <vector>
 
-// [tutorial: server]
-// What the parameter-server process owns: the parameters that all trainers share, and what they
-// have reported. Thread contract: any thread.
-class TrainingServer {
- public:
-  TrainingServer(std::int64_t hidden, std::uint64_t seed, std::string device);
-
-  // Copies of the parameters as they are now, each consistent in itself. Differentiable: gradients
-  // of the copies arrive at the parameters.
-  std::vector<torch::Tensor> fetch();
-  // References to the parameters, for an optimizer.
-  std::vector<stitch::RRef<torch::Tensor>> parameters();
-  // [tutorial: end]
-
-  // A trainer has done a step on `images` images.
-  void report(int trainer, std::int64_t images, double loss);
-  struct Report {
-    int trainer = 0;
-    double loss = 0;
-  };
-  // What has been reported since the last call, and the images of all reports so far.
-  std::pair<std::vector<Report>, std::int64_t> take_reports();
-
- private:
-  const std::vector<torch::Tensor> parameters_;
-  std::mutex mutex_;
-  std::vector<Report> reports_;
-  std::int64_t images_ = 0;
-};
+#include "support/checkpoint.h"
+#include "support/mlp.h"
 
 // [tutorial: plan]
-// What a trainer needs to know.
+// What is trained, and how. Sent to every trainer.
 struct TrainingPlan {
-  std::string data;            // folder of the data files
-  std::string device = "cpu";  // of the trainer, or "cuda", "cuda:1"
-  std::string optimizer;       // one of optimizer_names()
-  double learning_rate = 0;    // 0: the optimizer's usual one
-  std::int64_t batch = 64;
-  int epochs = 1;
-  int trainer = 0;  // which of the trainers this is; they share every epoch between them
+  std::string data;                // folder of the images
+  std::string device = "cpu";      // of parameters and images, or "cuda", "cuda:1"
+  std::string optimizer = "adam";  // or sgd, adamw, adagrad, rmsprop
+  double learning_rate = 0;        // the highest; 0: the optimizer's usual one
+  std::int64_t batch = 64;         // images a step
+  int epochs = 3;                  // passes over the images, which the trainers share
+  std::int64_t steps = 0;          // of all trainers together
+  std::int64_t done = 0;           // of these, before this run
   int trainers = 1;
   std::uint64_t seed = 1;
+  std::string checkpoint;  // folder; none: nothing is saved
 };
 // [tutorial: end]
 
-[[nodiscard]] const std::vector<std::string>& optimizer_names();
+// [tutorial: server]
+// What the server owns: a model, its one optimizer, and what trainers have reported. Made as a
+// stitch::Serialized<TrainingServer>, so its methods run one at a time.
+class TrainingServer {
+ public:
+  // The model lives on this worker, too.
+  TrainingServer(stitch::RemoteModule<Mlp> model, TrainingPlan plan);
 
-// Trains on one share of the images, step by step: fetch the parameters, compute the loss here, run
-// backward to the server, step there. Runs on a trainer, called by the server.
-void train(stitch::RRef<TrainingServer> server, TrainingPlan plan);
+  // Copies of the parameters as they are now. Differentiable: gradients of the copies arrive at
+  // the parameters.
+  std::vector<torch::Tensor> fetch();
+  // Steps the parameters with the gradients in the caller's autograd context.
+  void step(int trainer, double loss);
+  // Goes on from the checkpoint: the number of steps that were done.
+  std::int64_t resume();
+  // The trainers and losses of the steps since the last call.
+  std::vector<std::pair<int, double>> take_reports() { return std::exchange(reports_, {}); }
+  // [tutorial: end]
 
-// The same for images in memory, in the order given; used by train().
-void train_on(const stitch::RRef<TrainingServer>& server, const TrainingPlan& plan,
+ private:
+  template <class Optimizer>
+  void make_optimizer(const stitch::RemoteModule<Mlp>& model, double usual_rate);
+
+  const TrainingPlan plan_;
+  Checkpoint checkpoint_;
+  std::vector<torch::Tensor> parameters_;
+  std::function<stitch::optim::StepResult(const stitch::dist_autograd::ContextHandle&)> step_;
+  std::function<std::int64_t()> next_step_;
+  std::vector<std::pair<int, double>> reports_;
+};
+
+using ServerRef = stitch::RRef<stitch::Serialized<TrainingServer>>;
+
+// Runs on a trainer, called by the server: trains on its share of the images, until the plan's
+// steps are done.
+void train(ServerRef server, TrainingPlan plan, int trainer);
+// The same for images in memory, in the order given.
+void train_on(const ServerRef& server, const TrainingPlan& plan, int trainer,
               const torch::Tensor& images, const torch::Tensor& labels);

@@ -1,4 +1,4 @@
-#include "examples/fashion_mnist.h"
+#include "examples/support/fashion_mnist.h"
 
 #include <zlib.h>
 

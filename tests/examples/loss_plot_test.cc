@@ -1,4 +1,4 @@
-#include "examples/loss_plot.h"
+#include "examples/support/loss_plot.h"
 
 #include <limits>
 

@@ -1,4 +1,4 @@
-#include "examples/progress_bar.h"
+#include "examples/support/progress_bar.h"
 
 #include <cstdio>
 

@@ -1,5 +1,4 @@
 // The examples, as a user runs them.
-#include <unistd.h>
 
 #include "tests/support/plain_test.h"
 #include "tests/support/running_command.h"
@@ -140,6 +139,8 @@ TEST(Examples, GraphPictureSaysWhatIsMissingWithoutGraphviz) {
 
 TEST(Examples, TheParameterServerExplainsItself) {
   EXPECT_TRUE(contains(run({example("parameter_server"), "--help"}), "--optimizer NAME"));
+  EXPECT_TRUE(contains(run({example("parameter_server"), "--resume"}, 1),
+                       "parameter_server: --resume needs --checkpoint FOLDER"));
   EXPECT_TRUE(contains(
       run({example("parameter_server"), "--optimizer", "adm"}, 1),
       "parameter_server: --optimizer is \"adm\"; known are sgd, adam, adamw, adagrad, rmsprop"));
@@ -147,16 +148,56 @@ TEST(Examples, TheParameterServerExplainsItself) {
                        "--epochs is \"none\"; it takes a number from 1 on"));
 }
 
+// What parameter_server prints for a small model, trained for 240 steps of one trainer.
+std::string train(const TemporaryFolder& folder, const std::vector<std::string>& more,
+                  const std::string& fault = "", int expected_status = 0) {
+  std::vector<std::string> command{"env",
+                                   "STITCH_FAULT=" + fault,
+                                   STITCH_RUN,
+                                   "-n",
+                                   "2",
+                                   "--no-prefix",
+                                   example("parameter_server"),
+                                   "--epochs",
+                                   "1",
+                                   "--hidden",
+                                   "16",
+                                   "--batch",
+                                   "250",
+                                   "--out",
+                                   folder.path() / "loss.svg"};
+  command.insert(command.end(), more.begin(), more.end());
+  return run(command, expected_status);
+}
+
+double accuracy(const std::string& text) {
+  const std::string before = "test accuracy ";
+  const auto at = text.find(before);
+  return at == std::string::npos ? 0 : std::stod(text.substr(at + before.size()));
+}
+
+bool has_images() { return std::filesystem::exists("/usr/share/datasets/fashion-mnist"); }
+
 TEST(Examples, TheParameterServerTrainsAndPrintsItsAccuracy) {
-  if (!std::filesystem::exists("/usr/share/datasets/fashion-mnist"))
-    GTEST_SKIP() << "dataset-fashion-mnist is not installed";
-  const auto plot = std::filesystem::temp_directory_path() /
-                    ("run-examples-" + std::to_string(::getpid()) + ".svg");
-  const auto text = run({STITCH_RUN, "-n", "2", "--no-prefix", example("parameter_server"),
-                         "--epochs", "1", "--hidden", "16", "--batch", "500", "--out", plot});
-  EXPECT_TRUE(contains(text, "test accuracy ")) << text;
-  EXPECT_TRUE(std::filesystem::exists(plot));
-  std::filesystem::remove(plot);
+  if (!has_images()) GTEST_SKIP() << "dataset-fashion-mnist is not installed";
+  const TemporaryFolder folder;
+  const auto text = train(folder, {"--optimizer", "sgd"});
+  EXPECT_GT(accuracy(text), 50) << text;
+  EXPECT_TRUE(std::filesystem::exists(folder.path() / "loss.svg"));
+}
+
+TEST(Examples, AParameterServerThatIsKilledGoesOnFromItsCheckpoint) {
+  if (!has_images()) GTEST_SKIP() << "dataset-fashion-mnist is not installed";
+  const TemporaryFolder folder;
+  const double undisturbed = accuracy(train(folder, {}));
+  EXPECT_GT(undisturbed, 70);
+
+  const std::string saved = folder.path() / "saved";
+  const auto killed = train(folder, {"--checkpoint", saved}, "kill=ps@step150", 137);
+  EXPECT_EQ(accuracy(killed), 0) << killed;
+  const auto text = train(folder, {"--checkpoint", saved, "--resume"});
+  EXPECT_TRUE(contains(text, "resumed at step 100\n")) << text;
+  EXPECT_NEAR(accuracy(text), undisturbed, 0.5) << text;
 }
 
 TEST(Examples, GpuPipelineTrainsWithoutADevice) {

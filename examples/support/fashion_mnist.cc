@@ -1,4 +1,4 @@
-#include "fashion_mnist.h"
+#include "support/fashion_mnist.h"
 
 #include <zlib.h>
 

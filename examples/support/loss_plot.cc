@@ -1,4 +1,4 @@
-#include "loss_plot.h"
+#include "support/loss_plot.h"
 
 #include <algorithm>
 #include <array>
