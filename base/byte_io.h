@@ -1,6 +1,5 @@
 #pragma once
 
-#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -14,24 +13,6 @@
 // Fixed-size little-endian fields and length-prefixed strings, read with every length checked. Not
 // thread-safe.
 namespace stitch::base {
-
-template <class T>
-concept WireScalar = std::is_arithmetic_v<T> || std::is_enum_v<T>;
-
-// `value` with its bytes in little-endian order.
-template <WireScalar T>
-[[nodiscard]] T to_wire_order(T value) noexcept {
-  if constexpr (std::endian::native == std::endian::little || sizeof(T) == 1) {
-    return value;
-  } else {
-    std::byte bytes[sizeof(T)];
-    std::byte swapped[sizeof(T)];
-    std::memcpy(bytes, &value, sizeof(T));
-    for (std::size_t i = 0; i < sizeof(T); ++i) swapped[i] = bytes[sizeof(T) - 1 - i];
-    std::memcpy(&value, swapped, sizeof(T));
-    return value;
-  }
-}
 
 class ByteWriter {
  public:

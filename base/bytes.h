@@ -1,8 +1,10 @@
 #pragma once
 
+#include <bit>
 #include <cstddef>
 #include <cstring>
 #include <span>
+#include <type_traits>
 #include <utility>
 
 #include "stitch/base/recycler.h"
@@ -80,5 +82,24 @@ class Bytes {
   std::size_t size_ = 0;
   std::size_t capacity_ = 0;  // 0: nothing, or borrowed
 };
+
+// The values that messages have as little-endian fields.
+template <class T>
+concept WireScalar = std::is_arithmetic_v<T> || std::is_enum_v<T>;
+
+// `value` with its bytes in little-endian order.
+template <WireScalar T>
+[[nodiscard]] T to_wire_order(T value) noexcept {
+  if constexpr (std::endian::native == std::endian::little || sizeof(T) == 1) {
+    return value;
+  } else {
+    std::byte bytes[sizeof(T)];
+    std::byte swapped[sizeof(T)];
+    std::memcpy(bytes, &value, sizeof(T));
+    for (std::size_t i = 0; i < sizeof(T); ++i) swapped[i] = bytes[sizeof(T) - 1 - i];
+    std::memcpy(&value, swapped, sizeof(T));
+    return value;
+  }
+}
 
 }  // namespace stitch::base

@@ -4,10 +4,10 @@
 
 #include <array>
 #include <atomic>
+#include <cstdlib>
+#include <memory>
 #include <typeinfo>
 #include <utility>
-
-#include "stitch/base/demangle.h"
 
 namespace stitch {
 
@@ -99,5 +99,16 @@ std::string describe(const std::exception_ptr& exception) {
                : base::demangle(type->name()) + ", which is not derived from std::exception";
   }
 }
+
+namespace base {
+
+std::string demangle(const char* mangled) {
+  int status = 0;
+  const std::unique_ptr<char, decltype(&std::free)> readable(
+      abi::__cxa_demangle(mangled, nullptr, nullptr, &status), &std::free);
+  return status == 0 && readable ? readable.get() : mangled;
+}
+
+}  // namespace base
 
 }  // namespace stitch

@@ -84,6 +84,8 @@ using ReasonReader = std::optional<std::string> (*)(const std::exception& except
 void set_reason_reader(ReasonReader reader) noexcept;
 
 namespace base {
+// The readable form of a mangled C++ name; the name itself when it is not one. Any thread.
+[[nodiscard]] std::string demangle(const char* mangled);
 // Runs `task`; the Error that it throws.
 template <class Task>
 [[nodiscard]] std::optional<Error> failure_of(Task&& task) {

@@ -18,7 +18,7 @@ void send_abort(rpc::Agent& agent, const WorkerInfo& to, const wire::PassHeader&
 }
 
 bool require_life(rpc::Agent& agent, WorkerId worker, std::uint64_t epoch, const char* what) {
-  const rpc::Life* present = agent.peers().life(worker);
+  const rpc::PeerLife* present = agent.peers().life(worker);
   if (present != nullptr && present->info().epoch == epoch) return true;
   // Below the first epoch known here it may have ended before this worker joined.
   if (present != nullptr && epoch != 0 && epoch < present->info().epoch) return false;

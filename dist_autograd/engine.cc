@@ -139,7 +139,7 @@ void Engine::on_frame(rpc::InMessage message) {
     wire::Release release;
     archive(release);
     archive.expect_end();
-    const rpc::Life* const home = agent_.peers().life(release.context.home);
+    const rpc::PeerLife* const home = agent_.peers().life(release.context.home);
     if (home == nullptr || home->info().epoch != release.context.epoch) return;  // it is over
     if (release.context.home == agent_.self().id)
       throw Error(ErrorCode::protocol,
@@ -352,7 +352,7 @@ void Engine::spread_failure(const ContextState& context, const wire::PassHeader&
 // ---- the worker
 
 void Engine::on_peer_lost(const WorkerInfo& peer, const Error& reason) {
-  const rpc::Life* const life = agent_.peers().life(peer);
+  const rpc::PeerLife* const life = agent_.peers().life(peer);
   if (life == nullptr) return;  // nothing here is of a life that this worker never knew
   const WorkerInfo& lost = life->info();
   const auto gone = [&](const char* what) {

@@ -134,7 +134,7 @@ class PartWriter {
                own.strong + "\"; bgcolor=\"" + own.light + "\";\n";
     std::string links;
     for (std::uint32_t i = 0; i < plan_.size(); ++i) {
-      part.dot += "    " + name(i) + look(i);
+      part.dot += "    " + name(i) + style(i);
       for (const Plan::Target& target : plan_.edges(i)) {
         if (target.node != Plan::kNone)
           part.dot +=
@@ -168,7 +168,7 @@ class PartWriter {
   }
 
   // A send and a recv node have the colour of the worker at the other end.
-  [[nodiscard]] std::string look(std::uint32_t index) const {
+  [[nodiscard]] std::string style(std::uint32_t index) const {
     const WorkerColours own = colours_of(agent_.self().id);
     const std::string kind = plan_.node(index).name();
     const bool root = roots_.contains(index);

@@ -134,7 +134,7 @@ void Pass::close_older(const WorkerInfo& from, const wire::OlderPasses& older) {
 void Pass::check_new_peer(const WorkerInfo& from) {
   check_lost(from);
   // Without the root, no message may ever end this pass.
-  if (const rpc::Life* root = agent_->peers().life(WorkerInfo{"", id_.root, id_.epoch}))
+  if (const rpc::PeerLife* root = agent_->peers().life(WorkerInfo{"", id_.root, id_.epoch}))
     check_lost(root->info());
 }
 
@@ -256,7 +256,7 @@ void Pass::flush(std::optional<std::uint64_t> quiet_at) {
 
 // ---- effects
 
-void Pass::perform(PassEffects& effects) {
+void Pass::carry_out(PassEffects& effects) {
   const bool settled = effects.settled && at_settled_;
   if (settled) at_settled_->announce();
   for (const auto& [to, mark] : effects.marks) send(to, message(wire::kMark, mark));
@@ -491,7 +491,7 @@ void Pass::stop_strand() noexcept {
 }
 
 void Pass::on_peer_lost(const WorkerInfo& peer, const Error& reason) {
-  const rpc::Life* const present = agent_->peers().life(peer.id);
+  const rpc::PeerLife* const present = agent_->peers().life(peer.id);
   {
     base::MutexLock lock(mutex_);
     if (!protocol_.needs(peer.id)) return;

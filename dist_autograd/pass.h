@@ -133,10 +133,10 @@ class Pass final : public StrandOwner, public std::enable_shared_from_this<Pass>
       base::MutexLock lock(mutex_);
       effects = event(protocol_);
     }
-    perform(effects);
+    carry_out(effects);
     return effects;
   }
-  void perform(PassEffects& effects) STITCH_EXCLUDES(mutex_);
+  void carry_out(PassEffects& effects) STITCH_EXCLUDES(mutex_);
   // A message of `from` was the first: it or the root may have been lost before, and
   // on_peer_lost() came too early to end the pass.
   void check_new_peer(const WorkerInfo& from) STITCH_EXCLUDES(mutex_);

@@ -13,7 +13,6 @@
 #include <string>
 #include <type_traits>
 
-#include "stitch/base/demangle.h"
 #include "stitch/base/error.h"
 #include "stitch/dist_optim/named_values.h"
 

@@ -1,5 +1,57 @@
 #include "stitch/rpc/calls.h"
 
+#include <new>
+
+#include "stitch/base/answer_wait.h"
+#include "stitch/base/recycler.h"
+#include "stitch/rpc/agent/agent.h"
+#include "stitch/rpc/future/live_runtimes.h"
+
+namespace stitch::rpc {
+
+std::shared_ptr<Agent> current_agent() {
+  return std::static_pointer_cast<Agent>(current_runtime());
+}
+
+void throw_if_stopped(const Agent& agent) { agent.throw_if_stopped(); }
+
+const PeerTable& peers_of(Agent& agent) { return agent.peers(); }
+
+void DeleteRequest::operator()(OutMessage* request) const noexcept {
+  request->~OutMessage();
+  base::recycle(request, sizeof(OutMessage));
+}
+
+Request begin_request(std::uint64_t function_id, WhenFull when_full) {
+  Request request(new (base::take_recycled(sizeof(OutMessage)))
+                      OutMessage(OutgoingCalls::begin_request(function_id)));
+  request->refuse_when_full = when_full == WhenFull::refuse;
+  return request;
+}
+
+std::uint64_t start_call(Agent& agent, const WorkerInfo& to, std::string_view function,
+                         std::optional<std::chrono::nanoseconds> timeout, Request request,
+                         std::shared_ptr<PendingCall> pending) {
+  OutgoingCalls& calls = agent.outgoing_calls();
+  return calls.start_call(to, function, calls.effective_timeout(timeout), std::move(*request),
+                          std::move(pending));
+}
+
+void start_notify(Agent& agent, const WorkerInfo& to, std::string_view function,
+                  std::optional<std::chrono::nanoseconds> timeout, Request request) {
+  OutgoingCalls& calls = agent.outgoing_calls();
+  calls.start_notify(to, function, calls.effective_timeout(timeout), std::move(*request));
+}
+
+void abandon_call(const std::weak_ptr<Agent>& agent, std::uint64_t call_id) {
+  if (const auto alive = agent.lock()) alive->outgoing_calls().abandon_call(call_id);
+}
+
+AnswerWaitScope::AnswerWaitScope() noexcept : outer_(base::AnswerWait::set(true)) {}
+AnswerWaitScope::~AnswerWaitScope() { base::AnswerWait::set(outer_); }
+
+}  // namespace stitch::rpc
+
 namespace stitch::detail {
 namespace {
 

@@ -6,10 +6,53 @@
 #include <tuple>
 #include <utility>
 
-#include "stitch/rpc/agent/call_path.h"
+#include "stitch/rpc/calls/pending_call.h"
 #include "stitch/rpc/function_runner.h"
-#include "stitch/rpc/message/into_tensor.h"
 #include "stitch/rpc/target.h"
+
+namespace stitch::rpc {
+
+class Agent;
+class PeerTable;
+
+// ---- What the templates of calls need of an Agent, whose class programs do not see.
+
+// The worker that code on this thread belongs to: that of the running handler, continuation or
+// WorkerScope, else the process's only one. Throws as LiveRuntimes::only().
+[[nodiscard]] std::shared_ptr<Agent> current_agent();
+// As AgentState::throw_if_stopped().
+void throw_if_stopped(const Agent& agent);
+[[nodiscard]] const PeerTable& peers_of(Agent& agent);
+
+struct DeleteRequest {
+  void operator()(OutMessage* request) const noexcept;
+};
+// A request that is being written: an OutArchive appends the arguments.
+using Request = std::unique_ptr<OutMessage, DeleteRequest>;
+[[nodiscard]] Request begin_request(std::uint64_t function_id, WhenFull when_full = WhenFull::wait);
+// As OutgoingCalls::start_call() and start_notify(), with the effective_timeout().
+std::uint64_t start_call(Agent& agent, const WorkerInfo& to, std::string_view function,
+                         std::optional<std::chrono::nanoseconds> timeout, Request request,
+                         std::shared_ptr<PendingCall> pending);
+void start_notify(Agent& agent, const WorkerInfo& to, std::string_view function,
+                  std::optional<std::chrono::nanoseconds> timeout, Request request);
+// Does nothing when the agent is gone.
+void abandon_call(const std::weak_ptr<Agent>& agent, std::uint64_t call_id);
+
+// As long as it lives, this thread waits at once for the answer of each call that it makes
+// (base::AnswerWait).
+class AnswerWaitScope {
+ public:
+  AnswerWaitScope() noexcept;
+  ~AnswerWaitScope();
+  AnswerWaitScope(const AnswerWaitScope&) = delete;
+  AnswerWaitScope& operator=(const AnswerWaitScope&) = delete;
+
+ private:
+  const bool outer_;
+};
+
+}  // namespace stitch::rpc
 
 namespace stitch {
 
@@ -133,22 +176,19 @@ class CallState final : public FutureState<R>, public rpc::PendingCall {
                   "a result cannot be received into a tensor: the function does not return one");
     }
   }
-  [[nodiscard]] transport::Buffer place(std::size_t bytes) noexcept override {
-    if constexpr (kIntoTensor) return into_.place(bytes);
-    return {};
-  }
-  [[nodiscard]] std::optional<c10::Stream> store_later(const rpc::InMessage& message) override {
-    if constexpr (kIntoTensor) return into_.store_later(message);
-    return std::nullopt;
+  [[nodiscard]] rpc::IntoTensor* into() noexcept override {
+    if constexpr (kIntoTensor) return &into_;
+    return nullptr;
   }
   void on_reply(rpc::InMessage& message) override {
+    const auto body = rpc::result_in(message);
     if constexpr (std::is_void_v<R>) {
-      if (message.view.body().size() == sizeof(std::uint64_t)) {
+      if (body.empty()) {
         this->set_value();
         return;
       }
     }
-    rpc::InArchive archive(message, message.view.body().subspan(sizeof(std::uint64_t)));
+    rpc::InArchive archive(message, body);
     if constexpr (std::is_void_v<R>) {
       archive.expect_end();
       this->set_value();
@@ -158,7 +198,7 @@ class CallState final : public FutureState<R>, public rpc::PendingCall {
       archive.check_seal();
       archive.expect_end();
       if constexpr (kIntoTensor) result = into_.store_result(std::move(result));
-      this->set_value_with(message.arrival ? message.arrival->memory : nullptr, std::move(result));
+      this->set_value_with(rpc::memory_of(message), std::move(result));
     }
   }
   void on_error(const Error& error) override {
@@ -192,16 +232,15 @@ extern template class CallState<std::int64_t>;
 extern template class CallState<double>;
 extern template class CallState<std::string>;
 
-// Starts a call whose arguments are in `message`; cancelling the future abandons the call. `name`
+// Starts a call whose arguments are in `request`; cancelling the future abandons the call. `name`
 // is a registered function's.
 template <class R>
 Future<R> start_call(const std::shared_ptr<rpc::Agent>& agent, const WorkerInfo& to,
                      std::string_view name, std::optional<std::chrono::nanoseconds> timeout,
-                     rpc::OutMessage message, const at::Tensor& into = {}) {
+                     rpc::Request request, const at::Tensor& into = {}) {
   auto state = make_state<CallState<R>>(agent);
   if (into.defined()) state->receive_into(into);
-  state->started(rpc::start_call(agent, to, name, rpc::effective_timeout(agent, timeout),
-                                 std::move(message), state));
+  state->started(rpc::start_call(*agent, to, name, timeout, std::move(request), state));
   return Future<R>(std::move(state));
 }
 
@@ -213,17 +252,16 @@ auto call(const std::shared_ptr<rpc::Agent>& agent, const Target& target, Args&&
   static_assert(Call::say() && ResultOf<F>::say());
   if constexpr (rpc::IsFree<F> && Call::kGood && ResultOf<F>::kGood) {
     const rpc::Function& function = kFunction<F>;
-    rpc::throw_if_stopped(agent);
+    rpc::throw_if_stopped(*agent);
     try {
-      const WorkerInfo& to = target.resolve(rpc::peers_of(agent));
-      rpc::OutMessage message = rpc::begin_request(function.id);
+      const WorkerInfo& to = target.resolve(rpc::peers_of(*agent));
+      rpc::Request request = rpc::begin_request(function.id, target.when_full());
       try {
-        encode_arguments<typename Call::Traits>(message, std::forward<Args>(args)...);
+        encode_arguments<typename Call::Traits>(*request, std::forward<Args>(args)...);
       } catch (...) {
         return make_failed<R>(was_not_made(function.name, to, std::current_exception()));
       }
-      message.refuse_when_full = target.when_full() == WhenFull::refuse;
-      return start_call<R>(agent, to, function.name, target.timeout(), std::move(message),
+      return start_call<R>(agent, to, function.name, target.timeout(), std::move(request),
                            target.into());
     } catch (...) {
       Error error = to_error(std::current_exception());
@@ -242,17 +280,15 @@ void notify(const std::shared_ptr<rpc::Agent>& agent, const Target& target, Args
   static_assert(Call::say());
   if constexpr (rpc::IsFree<F> && Call::kGood) {
     target.expect_no_into("notify()");
-    rpc::throw_if_stopped(agent);  // first: after shutdown the target may be unknown
-    const WorkerInfo& to = target.resolve(rpc::peers_of(agent));
-    rpc::OutMessage message = rpc::begin_request(kFunction<F>.id);
+    rpc::throw_if_stopped(*agent);  // first: after shutdown the target may be unknown
+    const WorkerInfo& to = target.resolve(rpc::peers_of(*agent));
+    rpc::Request request = rpc::begin_request(kFunction<F>.id, target.when_full());
     try {
-      encode_arguments<typename Call::Traits>(message, std::forward<Args>(args)...);
+      encode_arguments<typename Call::Traits>(*request, std::forward<Args>(args)...);
     } catch (...) {
       throw was_not_made(kFunction<F>.name, to, std::current_exception());
     }
-    message.refuse_when_full = target.when_full() == WhenFull::refuse;
-    rpc::start_notify(agent, to, kFunction<F>.name, rpc::effective_timeout(agent, target.timeout()),
-                      std::move(message));
+    rpc::start_notify(*agent, to, kFunction<F>.name, target.timeout(), std::move(request));
   }
 }
 

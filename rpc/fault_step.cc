@@ -1,7 +1,6 @@
 #include <exception>
 
 #include "stitch/rpc/agent/agent.h"
-#include "stitch/rpc/agent/call_path.h"
 #include "stitch/rpc/calls.h"
 
 namespace stitch {

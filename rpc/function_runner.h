@@ -8,9 +8,9 @@
 #include <typeinfo>
 #include <utility>
 
-#include "stitch/base/demangle.h"
-#include "stitch/rpc/agent/call_path.h"
+#include "stitch/base/error.h"
 #include "stitch/rpc/function/registry.h"
+#include "stitch/rpc/message/archive.h"
 
 namespace stitch::rpc {
 
@@ -20,10 +20,32 @@ struct GivenArgument {
   std::size_t position = 0;  // from 0
   std::uint64_t type = 0;    // detail::type_id() of what the caller refers to
   OwnedObject object;
-  std::optional<InMessage> reply;
+  std::shared_ptr<InMessage> reply;
 };
 // Null if the argument at that position is in the body.
 [[nodiscard]] GivenArgument* given_argument(InMessage& request, std::size_t position);
+
+// ---- What the templates of handlers need of an IncomingCall, whose class programs do not see.
+// Each function does what the method of the same name does.
+
+[[nodiscard]] InArchive arguments_of(IncomingCall& call);
+// Whether it has none.
+[[nodiscard]] bool without_arguments(IncomingCall& call) noexcept;
+void fail(IncomingCall& call, const Error& error);
+void fail_in_handler(IncomingCall& call, const std::exception_ptr& exception);
+void others_poll(IncomingCall& call) noexcept;
+void stops_with(IncomingCall& call, const std::shared_ptr<detail::FutureStateBase>& state);
+// `encode(what, archive)` writes the result.
+void reply(IncomingCall& call, void (*encode)(void* what, OutArchive& archive), void* what);
+// Without a result.
+void reply(IncomingCall& call);
+template <class Encode>
+void reply(IncomingCall& call, Encode&& encode) {
+  using Function = std::remove_reference_t<Encode>;
+  reply(
+      call, [](void* what, OutArchive& archive) { (*static_cast<Function*>(what))(archive); },
+      &encode);
+}
 
 }  // namespace stitch::rpc
 
@@ -55,8 +77,8 @@ struct KeepDelivery {
   void value() { sink(rpc::OwnedObject::of(std::make_shared<std::monostate>()), nullptr); }
   template <class V>
   void value(V&& value) {
-    using Kept = ReceivedT<std::remove_cvref_t<V>>;
-    sink(rpc::OwnedObject::of(std::make_shared<Kept>(std::forward<V>(value))), nullptr);
+    using Object = ReceivedT<std::remove_cvref_t<V>>;
+    sink(rpc::OwnedObject::of(std::make_shared<Object>(std::forward<V>(value))), nullptr);
   }
   void error(const std::exception_ptr& exception) { sink({}, exception); }
   void refused(const Error& error) { sink({}, std::make_exception_ptr(rpc::CallRefused(error))); }
@@ -81,9 +103,8 @@ void take_given(rpc::GivenArgument& given, P& argument) {
   if (given.type != type_id<P>())
     throw Error(ErrorCode::invalid_argument, "its reference is to an object of another type");
   if (given.reply) {
-    if (given.reply->arrival && given.reply->arrival->memory) [[unlikely]]
-      rpc::use_on_current_streams(*given.reply->arrival->memory);
-    rpc::InArchive archive(*given.reply, given.reply->view.body().subspan(sizeof(std::uint64_t)));
+    if (const auto memory = rpc::memory_of(*given.reply)) rpc::use_on_current_streams(*memory);
+    rpc::InArchive archive(*given.reply, rpc::result_in(*given.reply));
     archive(argument);
     archive.check_seal();
     archive.expect_end();
@@ -102,17 +123,14 @@ void decode_arguments(rpc::IncomingCall& call, std::tuple<Params...>& arguments)
     if (rpc::without_arguments(call)) return;  // else they are too many
   }
   rpc::InArchive archive = rpc::arguments_of(call);
-  const bool may_be_given = !archive.message().attachments.empty();
   std::size_t position = 0;
   const auto decode_one = [&]<class P>(P& argument) {
     ++position;
     try {
-      auto* const given =
-          may_be_given ? rpc::given_argument(archive.message(), position - 1) : nullptr;
-      if (given == nullptr) {
-        archive(argument);
-      } else {
+      if (auto* const given = rpc::given_argument(archive.message(), position - 1)) [[unlikely]] {
         take_given(*given, argument);
+      } else {
+        archive(argument);
       }
       archive.check_seal();
     } catch (...) {

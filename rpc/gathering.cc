@@ -34,9 +34,9 @@ void find_absent(const std::weak_ptr<rpc::Agent>& weak, const Gathering& gatheri
   constexpr std::chrono::seconds kTimeout{1};
   const auto agent = weak.lock();
   if (!agent) return;
-  rpc::OutMessage message = rpc::begin_request(kFunction<&standing_in>.id);
-  encode_arguments<rpc::TraitsOf<&standing_in>>(message, gathering.set, gathering.number);
-  message.ahead = true;
+  rpc::Request message = rpc::begin_request(kFunction<&standing_in>.id);
+  encode_arguments<rpc::TraitsOf<&standing_in>>(*message, gathering.set, gathering.number);
+  message->ahead = true;
   const auto next = start_call<rpc::GatherExchange::Standing>(agent, asked, called(gathering),
                                                               kTimeout, std::move(message));
   next.on_ready([weak, gathering, asked, why, steps, next] {
@@ -103,9 +103,9 @@ std::pair<std::optional<Error>, std::optional<WorkerInfo>> standing_in(std::uint
 
 FetchRequest begin_fetch(const Gathering& gathering, std::size_t round) {
   FetchRequest request{called(gathering), rpc::begin_request(kFunction<&fetch_posted>.id)};
-  encode_arguments<rpc::TraitsOf<&fetch_posted>>(request.message, gathering.set, gathering.number,
+  encode_arguments<rpc::TraitsOf<&fetch_posted>>(*request.message, gathering.set, gathering.number,
                                                  static_cast<std::uint32_t>(round), gathering.what);
-  request.message.ahead = true;  // a barrier does not wait behind calls
+  request.message->ahead = true;  // a barrier does not wait behind calls
   return request;
 }
 

@@ -10,7 +10,7 @@
 
 #include "stitch/base/error.h"
 #include "stitch/rpc/calls.h"
-#include "stitch/rpc/message/owned_object.h"
+#include "stitch/rpc/message/sendable.h"
 
 // How the workers in a barrier or an all_gather get each other's values
 // (rpc/agent/gather_exchange.h).
@@ -67,7 +67,7 @@ struct Given {
 // The request for the values of a round.
 struct FetchRequest {
   std::string_view function;  // what its errors name: the member of Worker that the program called
-  rpc::OutMessage message;
+  rpc::Request message;
 };
 [[nodiscard]] FetchRequest begin_fetch(const Gathering& gathering, std::size_t round);
 // Hands what the source of a round has given to the exchange of this worker.

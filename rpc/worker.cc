@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "stitch/base/deadline.h"
-#include "stitch/base/demangle.h"
+#include "stitch/base/error.h"
 #include "stitch/base/process_setup.h"
 #include "stitch/rpc/agent/agent.h"
 #include "stitch/rpc/agent/gather_exchange.h"

@@ -14,11 +14,11 @@
 #include <utility>
 #include <vector>
 
-#include "stitch/base/demangle.h"
+#include "stitch/base/error.h"
 #include "stitch/rpc/calls.h"
 #include "stitch/rpc/gathering.h"
 #include "stitch/rpc/membership/membership_watch.h"
-#include "stitch/rpc/message/owned_object.h"
+#include "stitch/rpc/message/sendable.h"
 #include "stitch/rpc/options/options.h"
 
 namespace stitch {

@@ -58,7 +58,7 @@ class Resolution : public std::enable_shared_from_this<Resolution> {
   }
   void set_reply(std::size_t i, rpc::InMessage reply) {
     rpc::GivenArgument value;
-    value.reply.emplace(std::move(reply));
+    value.reply = std::make_shared<rpc::InMessage>(std::move(reply));
     set(i, std::move(value));
   }
   void fail_argument(std::size_t i, const Error& error) {
@@ -152,9 +152,8 @@ void Resolution::get(std::size_t i, const RRefId& id, const HandlePtr& handle) {
     return;
   }
   ObjectRequest request = begin_fetch(handle, {});
-  const std::uint64_t started = request.agent->outgoing_calls().start_call(
-      *request.to, "RRef::to_here",
-      request.agent->outgoing_calls().effective_timeout(std::chrono::nanoseconds(0)),
+  const std::uint64_t started = rpc::start_call(
+      *request.agent, *request.to, "RRef::to_here", std::chrono::nanoseconds(0),
       std::move(request.message), std::make_shared<PendingArgument>(shared_from_this(), i));
   {
     const base::MutexLock lock(mutex_);

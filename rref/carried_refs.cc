@@ -97,7 +97,7 @@ void OutgoingRefs::on_sent(const std::optional<Error>& error) {
 
 void OutgoingRefs::unpin() noexcept {
   for (const CarriedRef& carried : std::exchange(pinned_, {}))
-    sender_->perform(sender_->lifetime().unpin(carried, to_));
+    sender_->carry_out(sender_->lifetime().unpin(carried, to_));
 }
 
 std::unique_ptr<IncomingRefs> IncomingRefs::read(const std::shared_ptr<RRefAgent>& receiver,
@@ -113,12 +113,12 @@ std::unique_ptr<IncomingRefs> IncomingRefs::read(const std::shared_ptr<RRefAgent
   for (CarriedRef& each : carried.refs) {
     std::optional<Error> lost;
     if (each.lost) {
-      lost = receiver->lost_at(message.from, each.id.owner);
+      lost = receiver->loss_told_by(message.from, each.id.owner);
     } else {
       lost = receiver->why_not_owner(each.id.owner);
       each.lost = lost.has_value();
     }
-    receiver->perform(receiver->lifetime().receive(each, refs->sender_, lost));
+    receiver->carry_out(receiver->lifetime().receive(each, refs->sender_, lost));
     refs->ids_.push_back(each.id);
   }
   if (carried.create) {
@@ -180,11 +180,12 @@ void IncomingRefs::end(MakeError&& if_not_created) noexcept {
     end_limit();
     store_failure(if_not_created());
   }
-  for (const RRefId& id : ids_) receiver_->perform(receiver_->lifetime().message_done(id, sender_));
+  for (const RRefId& id : ids_)
+    receiver_->carry_out(receiver_->lifetime().message_done(id, sender_));
 }
 
 void IncomingRefs::store_failure(const Error& why) noexcept {
-  receiver_->perform(receiver_->lifetime().resolve(create_->id, nullptr, creation_failed(why)));
+  receiver_->carry_out(receiver_->lifetime().resolve(create_->id, nullptr, creation_failed(why)));
 }
 
 // The error that the creator's own call ends with, so that every use of the object fails alike.

@@ -12,8 +12,8 @@
 #include "stitch/base/recycler.h"
 #include "stitch/rpc/message/message.h"
 #include "stitch/rref/carried_sections.h"
-#include "stitch/rref/handle.h"
 #include "stitch/rref/lifetime/lifetime.h"
+#include "stitch/rref/object_access.h"
 #include "stitch/rref/time_limits.h"
 #include "stitch/rref/turn_queue.h"
 
@@ -81,7 +81,7 @@ class IncomingRefs final : public rpc::Attachment {
   }
   [[nodiscard]] const RRefId& id(std::uint32_t index) const { return ids_.at(index); }
   // The turn of the request at an object whose methods run one at a time; ends with the message.
-  void hold(Turn turn) { turn_ = std::move(turn); }
+  void keep_turn(Turn turn) { turn_ = std::move(turn); }
   // Limits the time of the creation. Called before it starts.
   void limit_creation(const std::shared_ptr<rpc::IncomingCall>& call);
   void end_limit() noexcept;

@@ -52,7 +52,7 @@ void LedgerSender::flush() {
   const auto alive = agent();
   if (!alive) return;
   for (const WorkerLife& peer : lifetime_->due()) {
-    const rpc::Life* to = alive->peers().life(WorkerInfo{"", WorkerId(peer.id), peer.epoch});
+    const rpc::PeerLife* to = alive->peers().life(WorkerInfo{"", WorkerId(peer.id), peer.epoch});
     if (to == nullptr) continue;
     for (;;) {
       rpc::OutMessage message(wire::kLedgerFrame);

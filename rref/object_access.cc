@@ -4,10 +4,9 @@
 #include <utility>
 
 #include "stitch/base/deadline.h"
-#include "stitch/base/demangle.h"
+#include "stitch/base/error.h"
 #include "stitch/base/recycler.h"
 #include "stitch/rpc/agent/agent.h"
-#include "stitch/rpc/calls.h"
 #include "stitch/rpc/calls/incoming_call.h"
 #include "stitch/rref/carried_refs.h"
 #include "stitch/rref/object_server.h"
@@ -31,16 +30,17 @@ class PendingCreation final : public rpc::PendingCall {
   PendingCreation(std::shared_ptr<RRefAgent> rrefs, const RRefId& id)
       : rrefs_(std::move(rrefs)), id_(id) {}
   void on_reply(rpc::InMessage&) override {
-    rrefs_->perform(rrefs_->lifetime().answered(id_, std::nullopt));
+    rrefs_->carry_out(rrefs_->lifetime().answered(id_, std::nullopt));
   }
   void on_error(const Error& error) override {
     Lifetime& lifetime = rrefs_->lifetime();
     if (id_.owner == lifetime.self()) {
-      rrefs_->perform(lifetime.resolve(id_, nullptr, error));  // ignored if its creation has ended
+      rrefs_->carry_out(
+          lifetime.resolve(id_, nullptr, error));  // ignored if its creation has ended
     } else if (error.remote()) {
-      rrefs_->perform(lifetime.answered(id_, error));
+      rrefs_->carry_out(lifetime.answered(id_, error));
     } else {
-      rrefs_->perform(lifetime.create_not_sent(id_, error));
+      rrefs_->carry_out(lifetime.create_not_sent(id_, error));
     }
   }
 
@@ -50,6 +50,18 @@ class PendingCreation final : public rpc::PendingCall {
 };
 
 }  // namespace
+
+Handle::Handle(std::shared_ptr<RRefAgent> rrefs) : rrefs_(std::move(rrefs)) {}
+
+const WorkerInfo& Handle::owner() const { return rrefs_->known_info_of(id_.owner); }
+
+Handle::~Handle() {
+  if (owns_) rrefs_->carry_out(rrefs_->lifetime().drop_local(id_));
+}
+
+bool Handle::is_owner() const noexcept { return id_.owner == rrefs_->lifetime().self(); }
+
+bool Handle::confirmed_by_owner() const { return rrefs_->lifetime().status(id_).confirmed; }
 
 Error wrong_type(const Handle& handle, const std::type_info& actual, const std::type_info& wanted) {
   return Error(ErrorCode::invalid_argument, to_string(handle.id()) + " is an object of type " +
@@ -75,7 +87,7 @@ std::shared_ptr<rpc::Agent> require_running(const Handle& handle) {
 
 std::shared_ptr<rpc::Agent> require_usable(const Handle& handle, std::string_view function) {
   auto agent = require_running(handle);
-  if (const auto lost = handle.rrefs()->why_lost(handle.id()))
+  if (const auto lost = handle.rrefs()->loss_of(handle.id()))
     throw rpc::CallRefused(not_made(*lost, function, handle.owner()));
   return agent;
 }
@@ -86,10 +98,8 @@ ObjectRequest begin_request(const HandlePtr& handle, TargetUse target, std::uint
                             std::string_view function, const HandleUse& use) {
   auto agent = require_usable(*handle, function);
   agent->throw_if_stopped();
-  rpc::OutMessage message = rpc::begin_request(function_id);
-  auto& refs = message.attachment<OutgoingRefs>();
-  refs.target(handle, target);
-  message.refuse_when_full = use.when_full == WhenFull::refuse;
+  rpc::Request message = rpc::begin_request(function_id, use.when_full);
+  message->attachment<OutgoingRefs>().target(handle, target);
   return {std::move(agent), &handle->owner(), std::move(message)};
 }
 
@@ -118,9 +128,7 @@ ObjectRequest begin_creation(const std::shared_ptr<rpc::Agent>& agent, const Tar
   agent->throw_if_stopped();
   target.expect_no_into("remote()");
   const WorkerInfo& to = target.resolve(agent->peers());
-  ObjectRequest request{agent, &to, rpc::begin_request(function_id)};
-  request.message.refuse_when_full = target.when_full() == WhenFull::refuse;
-  return request;
+  return {agent, &to, rpc::begin_request(function_id, target.when_full())};
 }
 
 std::exception_ptr current_error() noexcept {
@@ -151,15 +159,15 @@ HandlePtr create(ObjectRequest request, const std::string& function,
   handle->own(id);
   try {
     rrefs->record("reference created", id, function);
-    request.message.attachment<OutgoingRefs>().create({id, timeout});
+    request.message->attachment<OutgoingRefs>().create({id, timeout});
     request.agent->outgoing_calls().start_call(
-        to, function, std::chrono::nanoseconds(0), std::move(request.message),
+        to, function, std::chrono::nanoseconds(0), std::move(*request.message),
         std::allocate_shared<PendingCreation>(base::RecyclingAllocator<PendingCreation>(), rrefs,
                                               id));
   } catch (...) {  // the request has not left
     const Error why = not_made(to_error(std::current_exception()), function, to);
-    rrefs->perform(id.owner == lifetime.self() ? lifetime.resolve(id, nullptr, why)
-                                               : lifetime.create_not_sent(id, why));
+    rrefs->carry_out(id.owner == lifetime.self() ? lifetime.resolve(id, nullptr, why)
+                                                 : lifetime.create_not_sent(id, why));
     throw;
   }
   return handle;
@@ -232,7 +240,7 @@ Future<void> when_created(const HandlePtr& handle, const HandleUse& use) {
     };
     Lifetime::Watch watch = rrefs.lifetime().watch_creation(handle->id(), waiter);
     if (watch.lost) {
-      const Error why = rrefs.why_lost(handle->id()).value_or(*watch.lost);
+      const Error why = rrefs.loss_of(handle->id()).value_or(*watch.lost);
       throw rpc::CallRefused(not_made(why, kName, handle->owner()));
     }
     if (!watch.tracked) {  // only the owner knows
@@ -240,7 +248,7 @@ Future<void> when_created(const HandlePtr& handle, const HandleUse& use) {
       return detail::start_call<void>(agent, handle->owner(), kName, use.timeout,
                                       std::move(request.message));
     }
-    rrefs.perform(std::move(watch.effects));
+    rrefs.carry_out(std::move(watch.effects));
     complete_by(promise, *handle, agent, use.timeout);
     return promise.future();
   } catch (const Error&) {

@@ -11,11 +11,9 @@
 #include <utility>
 
 #include "stitch/base/unique_function.h"
+#include "stitch/rpc/calls.h"
 #include "stitch/rpc/future/future.h"
-#include "stitch/rpc/message/message.h"
-#include "stitch/rpc/message/owned_object.h"
-#include "stitch/rpc/target.h"
-#include "stitch/rref/handle.h"
+#include "stitch/rref/lifetime/rref_id.h"
 
 namespace stitch::rpc {
 class Agent;
@@ -25,6 +23,41 @@ class IncomingCall;
 // What the templates of RRef<T> and remote<>() need of the worker, without its classes.
 // Thread contract: every function from any thread; only local_value() waits.
 namespace stitch::rref {
+
+class RRefAgent;
+
+// What the copies of one RRef in a process share: one local reference of the lifetime protocol,
+// dropped with the last copy. Copying is an atomic increment and nothing else. May outlive its
+// worker; it is lost then. Thread contract: constant after own(); any thread may drop the last
+// copy.
+class Handle {
+ public:
+  // Without a reference yet: own() follows, or it drops none.
+  explicit Handle(std::shared_ptr<RRefAgent> rrefs);
+  ~Handle();
+  Handle(const Handle&) = delete;
+  Handle& operator=(const Handle&) = delete;
+  // Takes over one local reference to `id`. Made first, it is there when the reference is.
+  void own(const RRefId& id) noexcept {
+    id_ = id;
+    owns_ = true;
+  }
+
+  [[nodiscard]] const RRefId& id() const noexcept { return id_; }
+  // Lives as long as this.
+  [[nodiscard]] const WorkerInfo& owner() const;
+  [[nodiscard]] bool is_owner() const noexcept;
+  // The owner is known to know of the object.
+  [[nodiscard]] bool confirmed_by_owner() const;
+  // For this layer: the worker that the handle belongs to.
+  [[nodiscard]] const std::shared_ptr<RRefAgent>& rrefs() const noexcept { return rrefs_; }
+
+ private:
+  const std::shared_ptr<RRefAgent> rrefs_;
+  RRefId id_;
+  bool owns_ = false;
+};
+using HandlePtr = std::shared_ptr<const Handle>;
 
 // Makes every Agent constructed from now on take part in the lifetime protocol; returns the
 // extension's index. Including this header is enough.
@@ -43,7 +76,7 @@ struct HandleUse {
 struct ObjectRequest {
   std::shared_ptr<rpc::Agent> agent;
   const WorkerInfo* to;  // lives as long as the handle, or the agent
-  rpc::OutMessage message;
+  rpc::Request message;
 };
 // The agent to use `handle` with, for a call of `function`. Throws why the reference cannot be
 // used: a CallRefused if it is lost (a handler's caller gets that error unchanged),

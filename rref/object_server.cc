@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "stitch/base/deadline.h"
-#include "stitch/base/demangle.h"
+#include "stitch/base/error.h"
 #include "stitch/rpc/agent/agent.h"
 #include "stitch/rpc/default_streams.h"
 #include "stitch/rpc/future/current_streams.h"
@@ -244,7 +244,7 @@ void ServedRequest::wait_for_target() && {
   RRefAgent& rrefs = *refs_->receiver();  // kept by the agent, and that by the call
   const RRefId id = refs_->target_id();
   if (id.owner != rrefs.lifetime().self() || !rrefs.lifetime().owns(id)) {
-    call_->fail(rrefs.why_lost(id).value_or(
+    call_->fail(rrefs.loss_of(id).value_or(
         Error(ErrorCode::disconnected,
               to_string(id) + " is not owned by " + to_string(rpc::agent_of(*call_).self()))));
     return;
@@ -264,7 +264,7 @@ void ServedRequest::wait_for_turn() && {
   const std::shared_ptr<void> object = refs_->object();  // the queue is part of it
   TurnQueue& turns = *target_->turns;
   turns.wait([request = std::move(*this), &turns]() mutable {
-    request.refs_->hold(Turn(turns));
+    request.refs_->keep_turn(Turn(turns));
     std::move(request).advance();
   });
 }
@@ -316,7 +316,7 @@ void ServedRequest::keep(rpc::OwnedObject value) && {
   // A function that forked has returned in the child, too.
   if (rpc::agent_of(*call_).forked()) return;
   call_->reply();
-  rrefs.perform(std::move(created));
+  rrefs.carry_out(std::move(created));
 }
 
 }  // namespace stitch::rref

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "stitch/rpc/calls/incoming_call.h"
-#include "stitch/rpc/message/owned_object.h"
+#include "stitch/rpc/message/sendable.h"
 #include "stitch/rref/carried_refs.h"
 #include "stitch/rref/rref_agent.h"
 

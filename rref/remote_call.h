@@ -7,9 +7,8 @@
 #include <typeinfo>
 #include <utility>
 
-#include "stitch/base/demangle.h"
+#include "stitch/base/error.h"
 #include "stitch/rpc/calls.h"
-#include "stitch/rref/handle.h"
 #include "stitch/rref/object_access.h"
 
 // The requests behind RRef<T> and remote<>(): typed at compile time, ordinary rpc requests on the
@@ -132,7 +131,7 @@ auto call_method(const rref::HandlePtr& handle, const rref::HandleUse& use, Args
     try {
       auto request = rref::begin_method_call(handle, use, function.id, function.name);
       write_arguments(request, function.name, [&] {
-        encode_arguments<Traits>(request.message, std::forward<Args>(args)...);
+        encode_arguments<Traits>(*request.message, std::forward<Args>(args)...);
       });
       return start_call<R>(request.agent, *request.to, function.name, use.timeout,
                            std::move(request.message));
@@ -153,7 +152,7 @@ rref::HandlePtr create_by_method(const rref::HandlePtr& handle, const rref::Hand
     return create_or_throw([&] {
       auto request = rref::begin_method_call(handle, use, function.id, function.name);
       write_arguments(request, function.name, [&] {
-        encode_arguments<rpc::TraitsOf<M>>(request.message, std::forward<Args>(args)...);
+        encode_arguments<rpc::TraitsOf<M>>(*request.message, std::forward<Args>(args)...);
       });
       return rref::create(std::move(request), function.name, use.timeout);
     });
@@ -172,7 +171,7 @@ rref::HandlePtr create_by_function(const std::shared_ptr<rpc::Agent>& agent, con
     return create_or_throw([&] {
       auto request = rref::begin_creation(agent, target, function.id);
       write_arguments(request, function.name, [&] {
-        encode_arguments<rpc::TraitsOf<F>>(request.message, std::forward<Args>(args)...);
+        encode_arguments<rpc::TraitsOf<F>>(*request.message, std::forward<Args>(args)...);
       });
       return rref::create(std::move(request), function.name, target.timeout());
     });
@@ -212,7 +211,7 @@ rref::HandlePtr create_by_constructor(const std::shared_ptr<rpc::Agent>& agent,
     return create_or_throw([&] {
       auto request = rref::begin_creation(agent, target, function.id);
       write_arguments(request, function.name, [&] {
-        rpc::OutArchive archive(request.message);
+        rpc::OutArchive archive(*request.message);
         (encode_argument<0, SentAs<Args>>(archive, std::forward<Args>(args)), ...);
       });
       return rref::create(std::move(request), function.name, target.timeout());

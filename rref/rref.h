@@ -10,10 +10,9 @@
 #include <type_traits>
 #include <utility>
 
-#include "stitch/base/demangle.h"
+#include "stitch/base/error.h"
 #include "stitch/rpc/calls.h"
 #include "stitch/rpc/worker.h"
-#include "stitch/rref/handle.h"
 #include "stitch/rref/object_access.h"
 #include "stitch/rref/remote_call.h"
 

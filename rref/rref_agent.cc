@@ -23,14 +23,14 @@ Error life_is_over(const WorkerInfo& peer, std::uint64_t epoch, const std::strin
 }
 
 // This very life, be it over; null if it is not known here.
-const rpc::Life* find_life(rpc::Agent& agent, const WorkerLife& life) {
+const rpc::PeerLife* find_life(rpc::Agent& agent, const WorkerLife& life) {
   return agent.peers().life(WorkerInfo{"", WorkerId(life.id), life.epoch});
 }
 
 // Its name is that of any life of this worker: they share it; empty if none is known here.
 WorkerInfo describe(rpc::Agent& agent, const WorkerLife& life) {
   WorkerInfo info{"", WorkerId(life.id), life.epoch};
-  if (const rpc::Life* present = agent.peers().life(info.id)) info.name = present->info().name;
+  if (const rpc::PeerLife* present = agent.peers().life(info.id)) info.name = present->info().name;
   return info;
 }
 
@@ -85,7 +85,7 @@ std::shared_ptr<rpc::Agent> RRefAgent::require_agent() const {
   return alive;
 }
 
-void RRefAgent::perform(Effects effects) noexcept {
+void RRefAgent::carry_out(Effects effects) noexcept {
   for (Effects::Run& waiter : effects.run) waiter();
   if (!effects.destroy.empty()) destroy(std::move(effects.destroy));
   ledgers_->schedule(effects);
@@ -146,7 +146,7 @@ HandlePtr RRefAgent::adopt(const RRefId& id) {
 std::optional<Error> RRefAgent::why_not_owner(const WorkerLife& owner) const {
   const auto alive = agent();
   if (!alive || owner == lifetime_->self()) return std::nullopt;
-  const rpc::Life* present = alive->peers().life(WorkerId(owner.id));
+  const rpc::PeerLife* present = alive->peers().life(WorkerId(owner.id));
   if (present != nullptr && present->info().epoch == owner.epoch) return std::nullopt;
   if (present != nullptr && present->info().epoch > owner.epoch)
     return life_is_over(present->info(), owner.epoch, now_in(present->info()));
@@ -156,17 +156,17 @@ std::optional<Error> RRefAgent::why_not_owner(const WorkerLife& owner) const {
       .with_worker(info.name);
 }
 
-std::optional<Error> RRefAgent::why_lost(const RRefId& id) const {
+std::optional<Error> RRefAgent::loss_of(const RRefId& id) const {
   auto lost = lifetime_->status(id).lost;
   const auto alive = lost ? agent() : nullptr;
   if (!alive) return lost;
-  const rpc::Life* present = alive->peers().life(WorkerId(id.owner.id));
+  const rpc::PeerLife* present = alive->peers().life(WorkerId(id.owner.id));
   if (present != nullptr && present->info().epoch > id.owner.epoch)
     return life_is_over(present->info(), id.owner.epoch, now_in(present->info()));
   return lost;
 }
 
-Error RRefAgent::lost_at(const WorkerInfo& from, const WorkerLife& owner) const {
+Error RRefAgent::loss_told_by(const WorkerInfo& from, const WorkerLife& owner) const {
   return life_is_over(info_of(owner), owner.epoch,
                       ": the reference was lost at " + to_string(from));
 }
@@ -178,22 +178,22 @@ void RRefAgent::require_alive(const WorkerInfo& peer) const {
 void RRefAgent::accept_ledger(const WorkerInfo& from, std::span<const std::byte> frame) {
   Effects effects = lifetime_->accept_ledger(life_of(from), frame);
   const auto broken = std::move(effects.broken);
-  perform(std::move(effects));
+  carry_out(std::move(effects));
   if (broken) throw *broken;
 }
 
 void RRefAgent::on_peer_lost(const WorkerInfo& peer, const Error& reason) {
   events_->record("references lost", peer.id.value(), peer.epoch);
-  perform(lifetime_->peer_lost(life_of(peer),
-                               life_is_over(peer, peer.epoch, std::string(": ") + reason.what())));
+  carry_out(lifetime_->peer_lost(
+      life_of(peer), life_is_over(peer, peer.epoch, std::string(": ") + reason.what())));
 }
 
 void RRefAgent::on_member_over(const WorkerInfo& member, const std::string& why) {
-  perform(lifetime_->member_over(life_of(member), life_is_over(member, member.epoch, why)));
+  carry_out(lifetime_->member_over(life_of(member), life_is_over(member, member.epoch, why)));
 }
 
 void RRefAgent::on_member_joined(const WorkerInfo& joined) {
-  perform(lifetime_->member_joined(life_of(joined)));
+  carry_out(lifetime_->member_joined(life_of(joined)));
 }
 
 void RRefAgent::stop() {
@@ -208,8 +208,8 @@ void RRefAgent::stop() {
       objects->clear();
     }
   }
-  perform(std::move(leaving));
-  perform(std::move(closing));
+  carry_out(std::move(leaving));
+  carry_out(std::move(closing));
   time_limits_->close();
   ledgers_->stop();
   stopped_.store(true, std::memory_order_release);

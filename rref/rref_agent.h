@@ -12,9 +12,9 @@
 
 #include "stitch/base/mutex.h"
 #include "stitch/rpc/agent/agent.h"
-#include "stitch/rref/handle.h"
 #include "stitch/rref/ledger_sender.h"
 #include "stitch/rref/lifetime/lifetime.h"
+#include "stitch/rref/object_access.h"
 #include "stitch/rref/time_limits.h"
 
 namespace stitch::rref {
@@ -40,7 +40,7 @@ class RRefAgent : public std::enable_shared_from_this<RRefAgent> {
   [[nodiscard]] std::shared_ptr<rpc::Agent> require_agent() const STITCH_EXCLUDES(mutex_);
   // Does what an event of lifetime() asked for: calls waiters on this thread, has unreferenced
   // objects destroyed on the user-function threads, schedules ledgers.
-  void perform(Effects effects) noexcept;
+  void carry_out(Effects effects) noexcept;
   // Whether this is a user-function thread that destroys unreferenced objects.
   [[nodiscard]] static bool destroys_here() noexcept;
 
@@ -52,7 +52,7 @@ class RRefAgent : public std::enable_shared_from_this<RRefAgent> {
   [[nodiscard]] HandlePtr adopt(const RRefId& id);
   // Calls `waiter` when the creation has ended. REQUIRES: Lifetime::tracks_creation().
   void when_created(const RRefId& id, Waiter waiter) {
-    perform(lifetime_->when_created(id, std::move(waiter)));
+    carry_out(lifetime_->when_created(id, std::move(waiter)));
   }
 
   // Records what happened to references to an object, for dumps.
@@ -70,9 +70,9 @@ class RRefAgent : public std::enable_shared_from_this<RRefAgent> {
   [[nodiscard]] bool knows_losses() const noexcept { return knows_losses_; }
   // Why the reference cannot be used, with the present epoch of its owner if that has come back;
   // nothing if it can.
-  [[nodiscard]] std::optional<Error> why_lost(const RRefId& id) const;
+  [[nodiscard]] std::optional<Error> loss_of(const RRefId& id) const;
   // Why references of `owner` that arrive as lost from `from` cannot be used.
-  [[nodiscard]] Error lost_at(const WorkerInfo& from, const WorkerLife& owner) const;
+  [[nodiscard]] Error loss_told_by(const WorkerInfo& from, const WorkerLife& owner) const;
   // Throws the reason if that life of a worker is known to be over: nothing is pinned for a message
   // that cannot be sent.
   void require_alive(const WorkerInfo& peer) const;

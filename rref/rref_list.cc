@@ -2,10 +2,10 @@
 
 #include <algorithm>
 
-#include "stitch/base/demangle.h"
+#include "stitch/base/error.h"
 #include "stitch/rpc/agent/agent.h"
-#include "stitch/rpc/agent/call_path.h"
-#include "stitch/rpc/message/owned_object.h"
+#include "stitch/rpc/calls.h"
+#include "stitch/rpc/message/sendable.h"
 #include "stitch/rpc/worker.h"
 #include "stitch/rref/object_access.h"
 #include "stitch/rref/object_server.h"

@@ -90,6 +90,21 @@ std::chrono::milliseconds parse_seconds(const std::string& option, const std::st
   return std::chrono::milliseconds(static_cast<long>(value * 1000));
 }
 
+// The value in "--name=value" or "-n4", which is cut off `option`.
+std::optional<std::string> split_off_value(std::string& option) {
+  std::size_t end = option.find('=');
+  std::size_t begin = end + 1;
+  if (!option.starts_with("--")) {
+    if (option.size() < 3 || option[1] != 'n' || option[2] < '0' || option[2] > '9')
+      return std::nullopt;
+    end = begin = 2;
+  }
+  if (end == std::string::npos) return std::nullopt;
+  std::string value = option.substr(begin);
+  option.resize(end);
+  return value;
+}
+
 }  // namespace
 
 RunOptions parse_options(const std::vector<std::string>& arguments) {
@@ -106,16 +121,7 @@ RunOptions parse_options(const std::vector<std::string>& arguments) {
     }
     if (option.size() < 2 || option[0] != '-') break;
 
-    std::optional<std::string> attached;
-    if (option.starts_with("--")) {
-      if (const auto equals = option.find('='); equals != std::string::npos) {
-        attached = option.substr(equals + 1);
-        option.resize(equals);
-      }
-    } else if (option.size() > 2 && option[1] == 'n' && option[2] >= '0' && option[2] <= '9') {
-      attached = option.substr(2);
-      option.resize(2);
-    }
+    const std::optional<std::string> attached = split_off_value(option);
     const auto value = [&]() -> std::string {
       if (attached) return *attached;
       if (i + 1 == arguments.size()) throw UsageError(option + " needs a value");

@@ -51,7 +51,7 @@ BlockPool::BlockPool(std::size_t max_kept_bytes, base::UniqueFunction<void()> tr
 
 BlockPool::~BlockPool() {
   for (const auto& [bytes, blocks] : kept_) {
-    for (const Kept& each : blocks) to_system(each.block);
+    for (const KeptBlock& each : blocks) to_system(each.block);
   }
 }
 
@@ -136,7 +136,7 @@ std::vector<BlockPool::Block> BlockPool::use(std::size_t bytes) {
   most_used_ = std::max(most_used_, statistics_.used_bytes);
   std::vector<Block> dropped;
   while (statistics_.kept_bytes > 0 && full(0)) {
-    std::deque<Kept>* oldest = nullptr;
+    std::deque<KeptBlock>* oldest = nullptr;
     for (auto& [size, blocks] : kept_) {
       if (blocks.empty()) continue;
       if (oldest == nullptr || blocks.front().since < oldest->front().since) oldest = &blocks;

@@ -10,7 +10,7 @@
 #include <string_view>
 #include <utility>
 
-#include "stitch/base/demangle.h"
+#include "stitch/base/error.h"
 #include "stitch/base/thread_id.h"
 #include "stitch/dist_autograd/graph/optimizers_step.h"
 #include "stitch/rpc/future/execution_context.h"
@@ -273,7 +273,7 @@ void Strand::run_slice(StrandOwner& owner, std::size_t device) noexcept {
   news_ = true;
   for (;;) {
     take_arrivals(device, room);
-    tell(owner);
+    notify(owner);
     if (wake_others(device)) continue;
     if (!stop_ && !inbox_.empty()) continue;
     if (!stop_ && !held_ && nodes_.has_ready(device)) {
@@ -412,24 +412,24 @@ void Strand::fail(Error error, std::uint32_t node) {
 
 // ---- calls of the owner
 
-void Strand::tell(StrandOwner& owner) {
+void Strand::notify(StrandOwner& owner) {
   if (owner_called_) return;
   owner_called_ = true;
-  while (tell_next(owner)) {
+  while (notify_next(owner)) {
   }
   owner_called_ = false;
 }
 
-bool Strand::tell_next(StrandOwner& owner) {
+bool Strand::notify_next(StrandOwner& owner) {
   if (failure_) {
-    tell_failure(owner);
+    notify_failure(owner);
   } else if (stop_) {
     if (running_ != 0 || ended_) return false;
-    tell_stopped(owner);
+    notify_stopped(owner);
   } else if (!leaving_.empty()) {
-    tell_gradients(owner);
+    notify_gradients(owner);
   } else if (news_ && running_ == 0 && inbox_.empty() && !nodes_.has_ready()) {
-    tell_quiet(owner);
+    notify_quiet(owner);
   } else if (std::exchange(send_wanted_, false) && std::exchange(unsent_, false)) {
     unlocked([&] { owner.partly_quiet(); });
   } else {
@@ -452,7 +452,7 @@ void Strand::unlocked(Call&& call, const std::uint32_t& node) {
   if (failure) fail(std::move(*failure), node);
 }
 
-void Strand::tell_failure(StrandOwner& owner) {
+void Strand::notify_failure(StrandOwner& owner) {
   Failure failure = std::move(*failure_);
   failure_.reset();
   unlocked([&] {
@@ -463,7 +463,7 @@ void Strand::tell_failure(StrandOwner& owner) {
   });
 }
 
-void Strand::tell_stopped(StrandOwner& owner) {
+void Strand::notify_stopped(StrandOwner& owner) {
   ended_ = true;
   std::vector<Arrival> arrivals = std::exchange(inbox_, {});
   std::vector<Leaving> leaving = std::exchange(leaving_, {});
@@ -476,7 +476,7 @@ void Strand::tell_stopped(StrandOwner& owner) {
   });
 }
 
-void Strand::tell_gradients(StrandOwner& owner) {
+void Strand::notify_gradients(StrandOwner& owner) {
   telling_.swap(leaving_);
   gave_gradients_ = unsent_ = true;
   std::uint32_t node = Plan::kNone;
@@ -492,7 +492,7 @@ void Strand::tell_gradients(StrandOwner& owner) {
 
 // Those who use the gradients wait for these alone, but a step that changes parameters on the
 // default stream, or on one that begins after it, must not pass a node that still reads them.
-void Strand::tell_quiet(StrandOwner& owner) {
+void Strand::notify_quiet(StrandOwner& owner) {
   const std::vector<c10::Stream> streams = std::exchange(used_streams_, {});
   const std::uint64_t taken = taken_;
   const bool resolved = nodes_.resolved();
@@ -507,7 +507,7 @@ bool Strand::tell_partly_quiet(StrandOwner& owner) {
   if (stop_ || !unsent_) return false;
   send_wanted_ = true;
   if (owner_called_) return false;
-  tell(owner);
+  notify(owner);
   return true;
 }
 
@@ -518,7 +518,7 @@ void Strand::ask_before_node(StrandOwner& owner) {
   bool go = true;
   unlocked([&] { go = owner.before_node(); });
   held_ = !go && !resumed_;
-  while (tell_next(owner)) {
+  while (notify_next(owner)) {
   }
   owner_called_ = false;
 }

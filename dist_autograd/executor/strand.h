@@ -142,12 +142,12 @@ class Strand : public std::enable_shared_from_this<Strand> {
   void run_next(std::size_t device, StrandOwner& owner) STITCH_REQUIRES(mutex_);
   // Calls the owner as long as there is something to tell. Does nothing where another slice does:
   // that one looks again after each call.
-  void tell(StrandOwner& owner) STITCH_REQUIRES(mutex_);
-  [[nodiscard]] bool tell_next(StrandOwner& owner) STITCH_REQUIRES(mutex_);
-  void tell_failure(StrandOwner& owner) STITCH_REQUIRES(mutex_);
-  void tell_stopped(StrandOwner& owner) STITCH_REQUIRES(mutex_);
-  void tell_gradients(StrandOwner& owner) STITCH_REQUIRES(mutex_);
-  void tell_quiet(StrandOwner& owner) STITCH_REQUIRES(mutex_);
+  void notify(StrandOwner& owner) STITCH_REQUIRES(mutex_);
+  [[nodiscard]] bool notify_next(StrandOwner& owner) STITCH_REQUIRES(mutex_);
+  void notify_failure(StrandOwner& owner) STITCH_REQUIRES(mutex_);
+  void notify_stopped(StrandOwner& owner) STITCH_REQUIRES(mutex_);
+  void notify_gradients(StrandOwner& owner) STITCH_REQUIRES(mutex_);
+  void notify_quiet(StrandOwner& owner) STITCH_REQUIRES(mutex_);
   // Asks before_node(), unless another slice calls the owner.
   void ask_before_node(StrandOwner& owner) STITCH_REQUIRES(mutex_);
   // Has what waits sent, where nothing is ready on a device: here, or by the slice that calls the

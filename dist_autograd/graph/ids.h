@@ -6,7 +6,6 @@
 #include <functional>
 #include <string>
 
-#include "stitch/base/hash.h"
 #include "stitch/rpc/message/worker_info.h"
 
 namespace stitch::dist_autograd {
@@ -48,31 +47,21 @@ struct LinkId {
 };
 
 // `12@0.1735`: counter, home worker, epoch.
-[[nodiscard]] inline std::string to_string(const ContextId& id) {
-  return std::to_string(id.counter) + "@" + std::to_string(id.home.value()) + "." +
-         std::to_string(id.epoch);
-}
-[[nodiscard]] inline std::string to_string(const LinkId& id) {
-  return std::to_string(id.sender.value()) + "/" + std::to_string(id.counter);
-}
+[[nodiscard]] std::string to_string(const ContextId& id);
+// `0/17`: sender, counter.
+[[nodiscard]] std::string to_string(const LinkId& id);
 
 }  // namespace stitch::dist_autograd
 
 template <>
 struct std::hash<stitch::dist_autograd::ContextId> {
-  std::size_t operator()(const stitch::dist_autograd::ContextId& id) const noexcept {
-    return stitch::base::hash_of(id.epoch, id.home.value(), id.counter);
-  }
+  std::size_t operator()(const stitch::dist_autograd::ContextId& id) const noexcept;
 };
 template <>
 struct std::hash<stitch::dist_autograd::PassId> {
-  std::size_t operator()(const stitch::dist_autograd::PassId& id) const noexcept {
-    return stitch::base::hash_of(id.epoch, id.root.value(), id.counter);
-  }
+  std::size_t operator()(const stitch::dist_autograd::PassId& id) const noexcept;
 };
 template <>
 struct std::hash<stitch::dist_autograd::LinkId> {
-  std::size_t operator()(const stitch::dist_autograd::LinkId& id) const noexcept {
-    return stitch::base::hash_of(id.sender.value(), id.counter);
-  }
+  std::size_t operator()(const stitch::dist_autograd::LinkId& id) const noexcept;
 };

@@ -281,7 +281,7 @@ bool Agent::fail_call_of(const std::shared_ptr<transport::Connection>& connectio
 void Agent::on_peer_lost(const WorkerInfo& peer, const Error& reason) {
   const base::CallbackScope callback;
   events().record("peer lost", peer.id.value(), peer.epoch);
-  if (Life* life = peers_->life(peer)) life->lost.store(true);
+  if (PeerLife* life = peers_->life(peer)) life->lost.store(true);
   outgoing_calls_.on_peer_lost(peer, reason);
   served_calls_.on_peer_lost(peer);
   device_tensors_.on_peer_lost(peer, reason);
@@ -418,38 +418,39 @@ void Agent::on_device_message(const std::shared_ptr<transport::Connection>& conn
   try {
     transfers = device_tensors_.announced(*message);
     if (message->arrival) throw *message->arrival->error;  // its buffers are missing
-    // What waits for its tensors is held here, as a request that waits for its turn.
-    std::shared_ptr<PeerFlow> held;
+    // What waits for its tensors is counted here, as a request that waits for its turn.
+    std::shared_ptr<PeerFlow> counted;
     const char* exceeded = nullptr;
     PeerFlow& flow = sender_.flow(message->from);
     if (message->view.kind() == wire::kRequest) {
       bytes = flow.counted(bytes, transfers ? transfers->bytes() : 0);
-      const auto end = [bytes](PeerFlow* at) { at->budget.end_held(bytes); };
-      exceeded = flow.budget.hold(bytes);
-      held = std::shared_ptr<PeerFlow>(&flow, end);
+      const auto end = [bytes](PeerFlow* at) { at->budget.end_received(bytes); };
+      exceeded = flow.budget.count_received(bytes);
+      counted = std::shared_ptr<PeerFlow>(&flow, end);
     } else if (transfers && message->view.kind() != wire::kReply) {
       bytes = flow.counted_data(bytes, transfers->bytes());
-      const auto end = [bytes](PeerFlow* at) { at->end_held_data(bytes); };
-      exceeded = flow.hold_data(bytes) ? nullptr : PeerBudget::kBytesName;
-      held = std::shared_ptr<PeerFlow>(&flow, end);
+      const auto end = [bytes](PeerFlow* at) { at->end_received_data(bytes); };
+      exceeded = flow.count_received_data(bytes) ? nullptr : PeerBudget::kBytesName;
+      counted = std::shared_ptr<PeerFlow>(&flow, end);
     }
     if (exceeded != nullptr)
       throw Error(ErrorCode::overloaded,
                   std::string("messages whose tensors have not come exceed ") + exceeded);
     if (message->view.kind() == wire::kReply && !outgoing_calls_.awaits(call_id, message->from))
       throw Error(ErrorCode::cancelled, "no call waits for this result");
-    device_tensors_.receive(
-        message, transfers,
-        [agent = shared_from_this(), connection, call_id, bytes, read, held = std::move(held)](
-            InMessage&& arrived, const std::optional<Error>& why) mutable {
-          held.reset();  // from here on on_request() counts it
-          if (arrived.arrival) arrived.arrival->bytes = bytes;
-          if (arrived.arrival) arrived.arrival->read = read;
-          if (!why && !arrived.arrival->error && arrived.view.kind() == wire::kReply &&
-              agent->store_later(connection, arrived, call_id))
-            return;
-          agent->on_arrived(connection, std::move(arrived), call_id, why);
-        });
+    device_tensors_.receive(message, transfers,
+                            [agent = shared_from_this(), connection, call_id, bytes, read,
+                             counted = std::move(counted)](
+                                InMessage&& arrived, const std::optional<Error>& why) mutable {
+                              counted.reset();  // from here on on_request() counts it
+                              if (arrived.arrival) arrived.arrival->bytes = bytes;
+                              if (arrived.arrival) arrived.arrival->read = read;
+                              if (!why && !arrived.arrival->error &&
+                                  arrived.view.kind() == wire::kReply &&
+                                  agent->store_later(connection, arrived, call_id))
+                                return;
+                              agent->on_arrived(connection, std::move(arrived), call_id, why);
+                            });
     return;
   } catch (...) {
     failure = to_error(std::current_exception());
@@ -581,7 +582,7 @@ void Agent::dump_shutdown() noexcept {
 
 void Agent::fence(const Error& error) {
   state_.fence(error);
-  peers_->for_each([&](const Life& life) { peers_->end(life.info(), error, true); });
+  peers_->for_each([&](const PeerLife& life) { peers_->end(life.info(), error, true); });
 }
 
 std::optional<Error> Agent::leave(Clock::time_point deadline) {

@@ -42,7 +42,7 @@ void GatherExchange::Gathering::forget(const WorkerInfo& reader,
   });
 }
 
-void GatherExchange::Effects::perform() {
+void GatherExchange::Effects::carry_out() {
   for (auto& [promise, given] : answers) promise.set_value(std::move(given));
   for (auto& [key, gathering] : over) gathering.done.set_value(std::move(gathering.values));
   for (auto& [key, gathering] : failed) gathering.done.set_error(why);
@@ -80,7 +80,7 @@ GatherExchange::Begun GatherExchange::begin(const std::vector<WorkerInfo>& lives
           std::ranges::min_element(sets_, {}, [](const auto& each) { return each.second.used; }));
     }
   }
-  effects.perform();
+  effects.carry_out();
   return begun;
 }
 
@@ -108,7 +108,7 @@ void GatherExchange::add(const Key& key, std::size_t round, Values values) {
       proceed(at, effects);
     }
   }
-  effects.perform();
+  effects.carry_out();
 }
 
 void GatherExchange::proceed(Gatherings::iterator at, Effects& effects) {
@@ -160,7 +160,7 @@ void GatherExchange::fail(const Key& key, const Error& why) {
     const auto at = gatherings_.find(key);
     if (at != gatherings_.end() && at->second.arrived()) fail(at, why, why, effects);
   }
-  effects.perform();
+  effects.carry_out();
 }
 
 bool GatherExchange::end(const Key& key) {
@@ -171,7 +171,7 @@ bool GatherExchange::end(const Key& key) {
     if (at == gatherings_.end() || !at->second.complete()) return false;
     effects.over.insert(gatherings_.extract(at));
   }
-  effects.perform();
+  effects.carry_out();
   return true;
 }
 
@@ -191,7 +191,7 @@ GatherExchange::Fetched GatherExchange::fetch(const Key& key, std::size_t round,
   Fetched fetched;
   {
     base::MutexLock lock(mutex_);
-    if (closed_) return {make_ready(Given{told_})};
+    if (closed_) return {make_ready(Given{answer_when_closed_})};
     const auto set = sets_.find(key.set);
     if (set != sets_.end() && key.number < set->second.next && !gatherings_.contains(key)) {
       const auto& failed = set->second.failed;
@@ -208,7 +208,7 @@ GatherExchange::Fetched GatherExchange::fetch(const Key& key, std::size_t round,
     fetched = {fetch.promise.future(), fetch.number};
     proceed(at, effects);
   }
-  effects.perform();
+  effects.carry_out();
   return fetched;
 }
 
@@ -228,7 +228,7 @@ void GatherExchange::stop_waiting(const Key& key, std::uint64_t wait) noexcept {
   }
   for (const Fetch& fetch : stopped)
     fetch.promise.set_error(Error(ErrorCode::cancelled, "its caller waits no more"));
-  effects.perform();
+  effects.carry_out();
 }
 
 void GatherExchange::on_lost(const WorkerInfo& life) noexcept {
@@ -249,7 +249,7 @@ void GatherExchange::on_lost(const WorkerInfo& life) noexcept {
   }
   for (const Fetch& fetch : stopped)
     fetch.promise.set_error(Error(ErrorCode::cancelled, "its caller waits no more"));
-  effects.perform();
+  effects.carry_out();
 }
 
 std::vector<GatherExchange::Listed> GatherExchange::list() const {
@@ -274,12 +274,12 @@ void GatherExchange::close(const Error& why) {
     base::MutexLock lock(mutex_);
     if (closed_) return;
     closed_ = why;
-    told_ = Error(ErrorCode::disconnected,
-                  "no answer from " + to_string(self_) + ": " + std::string(why.what()))
-                .with_worker(self_.name);
-    while (!gatherings_.empty()) fail(gatherings_.begin(), why, *told_, effects);
+    answer_when_closed_ = Error(ErrorCode::disconnected, "no answer from " + to_string(self_) +
+                                                             ": " + std::string(why.what()))
+                              .with_worker(self_.name);
+    while (!gatherings_.empty()) fail(gatherings_.begin(), why, *answer_when_closed_, effects);
   }
-  effects.perform();
+  effects.carry_out();
 }
 
 }  // namespace stitch::rpc

@@ -14,7 +14,7 @@
 #include "stitch/base/error.h"
 #include "stitch/base/mutex.h"
 #include "stitch/rpc/future/future.h"
-#include "stitch/rpc/message/owned_object.h"
+#include "stitch/rpc/message/sendable.h"
 #include "stitch/rpc/message/worker_info.h"
 
 namespace stitch::rpc {
@@ -133,7 +133,7 @@ class GatherExchange {
     Gatherings over{};
     Gatherings failed{};
     Error why{};  // of those
-    void perform();
+    void carry_out();
   };
 
   [[nodiscard]] Given answer(const Gathering& gathering, const Fetch& fetch) const;
@@ -145,8 +145,8 @@ class GatherExchange {
 
   const WorkerInfo self_;
   mutable base::Mutex mutex_;
-  std::optional<Error> closed_ STITCH_GUARDED_BY(mutex_);  // here
-  std::optional<Error> told_ STITCH_GUARDED_BY(mutex_);    // to the others then
+  std::optional<Error> closed_ STITCH_GUARDED_BY(mutex_);              // here
+  std::optional<Error> answer_when_closed_ STITCH_GUARDED_BY(mutex_);  // to the others then
   std::map<std::uint64_t, Set> sets_ STITCH_GUARDED_BY(mutex_);
   Gatherings gatherings_ STITCH_GUARDED_BY(mutex_);
   std::uint64_t fetches_ STITCH_GUARDED_BY(mutex_) = 0;

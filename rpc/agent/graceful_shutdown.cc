@@ -104,12 +104,12 @@ void GracefulShutdown::on_peer_joined() {
   changed_.notify_all();
 }
 
-std::optional<ShutdownProtocol::Waiting> GracefulShutdown::waiting() const {
+std::optional<ShutdownProtocol::AwaitedWorkers> GracefulShutdown::waiting() const {
   base::MutexLock lock(mutex_);
   return protocol_.waiting();
 }
 
-std::optional<ShutdownProtocol::Waiting> GracefulShutdown::waited() const {
+std::optional<ShutdownProtocol::AwaitedWorkers> GracefulShutdown::waited() const {
   base::MutexLock lock(mutex_);
   return protocol_.waited();
 }

@@ -41,9 +41,11 @@ class GracefulShutdown {
   // It is there.
   void on_peer_joined() STITCH_EXCLUDES(mutex_);
   // For what run() waits now, for reports; nothing outside of it.
-  [[nodiscard]] std::optional<ShutdownProtocol::Waiting> waiting() const STITCH_EXCLUDES(mutex_);
+  [[nodiscard]] std::optional<ShutdownProtocol::AwaitedWorkers> waiting() const
+      STITCH_EXCLUDES(mutex_);
   // For what it waited when it returned an error.
-  [[nodiscard]] std::optional<ShutdownProtocol::Waiting> waited() const STITCH_EXCLUDES(mutex_);
+  [[nodiscard]] std::optional<ShutdownProtocol::AwaitedWorkers> waited() const
+      STITCH_EXCLUDES(mutex_);
 
  private:
   using Lives = std::map<WorkerId, WorkerInfo>;

@@ -84,7 +84,7 @@ void MembershipService::tick() {
   std::vector<MembershipProtocol::Link> seen;
   for (const auto& link : links)
     seen.push_back({link.life->info().id, link.life->info().epoch, link.heard});
-  for (const Life* life : agent_.peers().unconnected())
+  for (const PeerLife* life : agent_.peers().unconnected())
     seen.push_back({life->info().id, life->info().epoch, {}, false});
   step([&](MembershipProtocol& protocol) { return protocol.on_tick(Clock::now(), seen); });
 }
@@ -114,22 +114,22 @@ void MembershipService::drain() noexcept {
       next = std::move(queue_.front());
       queue_.pop_front();
     }
-    if (perform(next)) continue;
+    if (carry_out(next)) continue;
     base::MutexLock lock(mutex_);
     queue_.push_front(std::move(next));
     const auto& about = queue_.front().events.front().card.info;
-    const Life* life = agent_.peers().life(about);
+    const PeerLife* life = agent_.peers().life(about);
     if (life != nullptr && life->loss_reported.load()) continue;  // meanwhile
     draining_ = false;
     return;  // on_link_lost() goes on
   }
 }
 
-bool MembershipService::perform(Effects& effects) noexcept {
+bool MembershipService::carry_out(Effects& effects) noexcept {
   for (const auto& [peer, why] : std::exchange(effects.lose, {}))
     agent_.peers().end(peer, why, false, effects.has_left(peer));
   while (!effects.events.empty()) {
-    if (!tell(effects.events.front())) return false;
+    if (!deliver(effects.events.front())) return false;
     effects.events.erase(effects.events.begin());
   }
   for (const auto& [to, notice] : effects.send) send(to, notice);
@@ -148,7 +148,7 @@ void MembershipService::record(const char* what, const WorkerInfo& about) const 
   agent_.events().record(what, about.id.value(), about.epoch);
 }
 
-bool MembershipService::tell(const MembershipProtocol::Event& event) {
+bool MembershipService::deliver(const MembershipProtocol::Event& event) {
   using Kind = MembershipProtocol::Event::Kind;
   const char* const over = event.kind == Kind::dead ? "member declared dead" : "member left";
   PeerTable& peers = agent_.peers();
@@ -163,7 +163,7 @@ bool MembershipService::tell(const MembershipProtocol::Event& event) {
       return true;
     case Kind::dead:
     case Kind::left: {
-      Life* life = peers.life(event.card.info);
+      PeerLife* life = peers.life(event.card.info);
       if (life == nullptr) {
         record(over, event.card.info);
         remember(event);
@@ -196,7 +196,7 @@ void MembershipService::add_member(const MemberCard& card) {
   const Member member = see(card);
   agent_.device_tensors().add({member.info, member.devices});
   agent_.graceful_shutdown().on_peer_joining(member.info);
-  Life& life = agent_.peers().add_life(member);
+  PeerLife& life = agent_.peers().add_life(member);
   agent_.graceful_shutdown().on_peer_joined();
   agent_.for_each_extension([&](Extension& extension) { extension.on_member_joined(life.info()); });
   agent_.peers().admit(life);
@@ -231,7 +231,7 @@ void MembershipService::end_probe(const WorkerInfo& about, std::optional<bool> a
 
 void MembershipService::probe(const MembershipProtocol::Probe& probe) {
   const WorkerInfo& about = probe.about;
-  const Life* life = agent_.peers().life(about);
+  const PeerLife* life = agent_.peers().life(about);
   if (life == nullptr || life->member.addresses.empty()) return end_probe(about, std::nullopt);
   Inquiry inquiry;
   inquiry.addresses = life->member.addresses;
@@ -270,7 +270,7 @@ void MembershipService::answer(const MembershipProtocol::Answer& answer) {
 // ---- events
 
 void MembershipService::on_link_lost(const WorkerInfo& peer, const Error& reason) {
-  if (Life* life = agent_.peers().life(peer)) life->loss_reported.store(true);
+  if (PeerLife* life = agent_.peers().life(peer)) life->loss_reported.store(true);
   step([&](MembershipProtocol& protocol) {
     return protocol.on_link_lost(peer, reason, Clock::now());
   });

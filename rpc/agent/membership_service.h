@@ -73,8 +73,8 @@ class MembershipService {
   void step(F&& change) STITCH_EXCLUDES(mutex_);
   void drain() noexcept STITCH_EXCLUDES(mutex_);
   // False: a loss has to be reported first; `effects` has what is left.
-  [[nodiscard]] bool perform(Effects& effects) noexcept;
-  [[nodiscard]] bool tell(const MembershipProtocol::Event& event);
+  [[nodiscard]] bool carry_out(Effects& effects) noexcept;
+  [[nodiscard]] bool deliver(const MembershipProtocol::Event& event);
   void add_member(const MemberCard& card);
   void record(const char* what, const WorkerInfo& about) const noexcept;
   void send(const WorkerInfo& to, const Notice& notice);

@@ -297,7 +297,7 @@ void ShutdownProtocol::now_waiting(Time now, const char* what, std::set<WorkerId
   if (waiting_ && waiting_->what == what && waiting_->missing == missing) return;
   // Between two rounds about calls that do not end, the answers take no time to speak of.
   if (waiting_ && waiting_->what == kForCalls && what == kForStatus) return;
-  waiting_ = Waiting{what, std::move(missing), now};
+  waiting_ = AwaitedWorkers{what, std::move(missing), now};
 }
 
 std::optional<std::string> ShutdownProtocol::waits_for_others() const {

@@ -66,7 +66,7 @@ class ShutdownProtocol {
     std::set<WorkerId> live;    // this worker included
   };
   // For what it waits, for reports.
-  struct Waiting {
+  struct AwaitedWorkers {
     const char* what = "";  // "shutdown to be called", ...
     std::set<WorkerId> missing;
     Time since;
@@ -108,9 +108,9 @@ class ShutdownProtocol {
   [[nodiscard]] Time deadline() const { return ends_by_.value_or(wait_); }
   // Why it ended before all were ready to close; names the workers that were waited for.
   [[nodiscard]] const std::optional<Error>& error() const { return error_; }
-  [[nodiscard]] const std::optional<Waiting>& waiting() const { return waiting_; }
+  [[nodiscard]] const std::optional<AwaitedWorkers>& waiting() const { return waiting_; }
   // For what it waited when it ended with an error.
-  [[nodiscard]] const std::optional<Waiting>& waited() const { return waited_; }
+  [[nodiscard]] const std::optional<AwaitedWorkers>& waited() const { return waited_; }
 
  private:
   enum class Phase : std::uint8_t {
@@ -152,8 +152,8 @@ class ShutdownProtocol {
   bool polled_ = false;          // by the leader: all are ready
   Time next_{};
   std::optional<Error> error_;
-  std::optional<Waiting> waiting_;
-  std::optional<Waiting> waited_;
+  std::optional<AwaitedWorkers> waiting_;
+  std::optional<AwaitedWorkers> waited_;
   std::uint64_t changes_ = 0;
   std::map<WorkerId, std::uint64_t> lost_;  // the epoch of the last life that was
 

@@ -185,7 +185,7 @@ Calls oldest_first(Calls calls) {
 
 }  // namespace
 
-Table shutdown_table(Agent& agent, const std::optional<ShutdownProtocol::Waiting>& waiting) {
+Table shutdown_table(Agent& agent, const std::optional<ShutdownProtocol::AwaitedWorkers>& waiting) {
   Table table{"shutdown", {"waits for", "worker", "age"}};
   if (!waiting) return table;
   const auto now = Clock::now();

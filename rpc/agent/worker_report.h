@@ -16,6 +16,6 @@ class Agent;
 void report(Agent& agent, Page page, Report& report);
 // The table of a shutdown: a row for each worker that it waits for. Any thread; after start().
 [[nodiscard]] Table shutdown_table(Agent& agent,
-                                   const std::optional<ShutdownProtocol::Waiting>& waiting);
+                                   const std::optional<ShutdownProtocol::AwaitedWorkers>& waiting);
 
 }  // namespace stitch::rpc

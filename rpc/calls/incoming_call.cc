@@ -75,7 +75,7 @@ IncomingCall::~IncomingCall() {
              ? Error(ErrorCode::shutting_down, to_string(served_.self()) + " is shutting down")
              : Error(ErrorCode::cancelled, "the call was dropped before it was answered"));
   }
-  end_held();
+  end_received();
   served_.forget(*this);
 }
 
@@ -265,13 +265,13 @@ void IncomingCall::drop() noexcept {
   Turn turn = Turn::awaited;
   if (!turn_.compare_exchange_strong(turn, Turn::dropped)) return;
   if (const auto why = why_not_run(Clock::now())) fail(*why);
-  end_held();
+  end_received();
   message_.tensors.clear();
   message_.raw = {};
 }
 
-void IncomingCall::end_held() noexcept {
-  if (flow_ != nullptr && !held_ended_.exchange(true)) flow_->budget.end_held(bytes_);
+void IncomingCall::end_received() noexcept {
+  if (flow_ != nullptr && !received_ended_.exchange(true)) flow_->budget.end_received(bytes_);
 }
 
 bool IncomingCall::context_is_current() const noexcept {
@@ -301,13 +301,13 @@ void IncomingCall::send_reply(OutMessage message, const std::optional<Error>& er
 
 void IncomingCall::fail(const Error& error) {
   if (answered_.exchange(true)) return;
-  end_held();
+  end_received();
   send_error(error);
 }
 
 void IncomingCall::fail_in_handler(const std::exception_ptr& exception) {
   if (answered_.exchange(true)) return;
-  end_held();
+  end_received();
   if (context_.streams) [[unlikely]]
     hold_until_done();
   // Often for a call of its own that has the same deadline.

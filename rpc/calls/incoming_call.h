@@ -85,9 +85,9 @@ class IncomingCall : public std::enable_shared_from_this<IncomingCall> {
   [[nodiscard]] const void* context_key() const noexcept { return stop_->call(); }
   // ---- its place among the calls of its caller: see PeerFlow
   // `flow` counts it, until it is answered.
-  void held_by(PeerFlow& flow) noexcept { flow_ = &flow; }
+  void counted_in(PeerFlow& flow) noexcept { flow_ = &flow; }
   [[nodiscard]] PeerFlow* flow() const noexcept { return flow_; }
-  void end_held() noexcept;
+  void end_received() noexcept;
   // It waits for a thread from now on: when its stop is requested before begin_turn(), it is
   // answered at once and its message is freed.
   void await_turn();
@@ -174,7 +174,7 @@ class IncomingCall : public std::enable_shared_from_this<IncomingCall> {
   void answer(Write&& write) {
     if (answered_.exchange(true)) return;
     if (one_way()) return;
-    end_held();  // its caller may send the next one as soon as it has the answer
+    end_received();  // its caller may send the next one as soon as it has the answer
     try {
       if (context_.streams) [[unlikely]] {
         wait_for_current_streams();  // another thread may have made the result
@@ -213,7 +213,7 @@ class IncomingCall : public std::enable_shared_from_this<IncomingCall> {
   std::atomic<bool> queued_{false};
   std::atomic<std::uint64_t> object_{0};
   PeerFlow* flow_ = nullptr;
-  std::atomic<bool> held_ended_{false};  // by who answers, or by the destructor
+  std::atomic<bool> received_ended_{false};  // by who answers, or by the destructor
   enum class Turn : std::uint8_t { none, awaited, begun, dropped };
   std::atomic<Turn> turn_{Turn::none};
   bool prepared_ = false;

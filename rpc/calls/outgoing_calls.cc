@@ -14,6 +14,7 @@
 #include "stitch/rpc/future/execution_context.h"
 #include "stitch/rpc/message/archive.h"
 #include "stitch/rpc/message/frame_kinds.h"
+#include "stitch/rpc/message/placed_tensor.h"
 #include "stitch/rpc/message/tensor_codec.h"
 
 namespace stitch::rpc {
@@ -108,7 +109,7 @@ std::uint64_t OutgoingCalls::start_call(const WorkerInfo& to, std::string_view f
                                         std::shared_ptr<PendingCall> pending) {
   if (state_.stopped()) state_.throw_if_stopped();
   base::AnswerWait::give_up();  // of a call before this one
-  Life& life = peers_->known(to);
+  PeerLife& life = peers_->known_life(to);
   PeerBudget& budget = life.flow->budget;
   OutstandingCall call{std::move(pending),
                        &life.info(),
@@ -205,7 +206,7 @@ void OutgoingCalls::start_notify(const WorkerInfo& to, std::string_view function
                                  std::chrono::nanoseconds timeout, OutMessage message) {
   base::AnswerWait::give_up();
   state_.throw_if_stopped();
-  Life& life = peers_->known(to);
+  PeerLife& life = peers_->known_life(to);
   PeerBudget& budget = life.flow->budget;
   Sender::LaidOut out = sender_.lay_out(to, message, Sender::Traffic::request);
   complete_header(out.message, 0, {});
@@ -306,13 +307,15 @@ transport::Buffer OutgoingCalls::place(const WorkerInfo& from, const base::Bytes
   if (!head || head->kind != wire::kReply || head->body.size() < sizeof(call_id)) return {};
   std::memcpy(&call_id, head->body.data(), sizeof(call_id));
   const auto pending = table_.find(base::to_wire_order(call_id), from);
-  return pending ? pending->place(bytes) : transport::Buffer{};
+  IntoTensor* const into = pending ? pending->into() : nullptr;
+  return into == nullptr ? transport::Buffer{} : into->place(bytes);
 }
 
 std::optional<c10::Stream> OutgoingCalls::store_later(std::uint64_t call_id,
                                                       const InMessage& reply) {
   const auto pending = table_.find(call_id, reply.from);
-  return pending ? pending->store_later(reply) : std::nullopt;
+  IntoTensor* const into = pending ? pending->into() : nullptr;
+  return into == nullptr ? std::nullopt : into->store_later(reply);
 }
 
 void OutgoingCalls::on_answer(InMessage&& message) {
@@ -420,7 +423,7 @@ void OutgoingCalls::on_peer_lost(const WorkerInfo& peer, const Error& reason) {
 
 std::uint64_t OutgoingCalls::unhandled() {
   std::uint64_t pending = 0;
-  peers_->for_each([&](const Life& life) {
+  peers_->for_each([&](const PeerLife& life) {
     if (peers_->lost(life.info())) return;
     PeerFlow& flow = sender_.flow(life.info());
     ask_room(life.info(), flow.one_way.to_ask());

@@ -68,14 +68,14 @@ class OutgoingCalls {
   // ---- how calls end
   // A reply or an error reply. A large one is decoded on a free user-function thread.
   void on_answer(InMessage&& message);
-  // Where the caller wants the tensors of the reply with this frame; see PendingCall::place.
+  // Where the caller wants the tensors of the reply with this frame; see IntoTensor::place.
   [[nodiscard]] transport::Buffer place(const WorkerInfo& from, const base::Bytes& frame,
                                         std::size_t bytes) noexcept;
   // Whether that call waits for an answer from `from`.
   [[nodiscard]] bool awaits(std::uint64_t call_id, const WorkerInfo& from) const {
     return table_.find(call_id, from) != nullptr;
   }
-  // See PendingCall::store_later; of a reply whose tensors are on their devices.
+  // See IntoTensor::store_later; of a reply whose tensors are on their devices.
   [[nodiscard]] std::optional<c10::Stream> store_later(std::uint64_t call_id,
                                                        const InMessage& reply);
   // An answer to the call came from `from` and could not be handled.

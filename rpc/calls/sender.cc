@@ -60,32 +60,33 @@ bool Sender::send_frame(const WorkerInfo& to, OutMessage&& message, transport::S
     transmit(to, nullptr, std::move(out), std::move(done));
     return true;
   }
-  struct Waiting {
+  struct QueuedFrame {
     WorkerInfo to;
     std::optional<LaidOut> out;
     transport::SendDone done;
-    void tell(const std::optional<Error>& error) {
+    void complete(const std::optional<Error>& error) {
       if (done) std::exchange(done, nullptr)(error);
     }
   };
-  auto waiting = std::shared_ptr<Waiting>(new Waiting{to, std::move(out), std::move(done)});
+  auto queued = std::shared_ptr<QueuedFrame>(new QueuedFrame{to, std::move(out), std::move(done)});
   // What is counted as sent keeps the agent alive, and with it this.
-  frames.wait(bytes, owner, [this, waiting = std::move(waiting)](bool sent) {
+  frames.wait(bytes, owner, [this, queued = std::move(queued)](bool sent) {
     if (!sent) {
       const std::shared_ptr<Sender> alive(self_);
-      waiting->out.reset();
-      waiting->tell(Error(ErrorCode::cancelled, "it was not wanted any more before it was sent"));
+      queued->out.reset();
+      queued->complete(
+          Error(ErrorCode::cancelled, "it was not wanted any more before it was sent"));
       return;
     }
-    waiting->out->in_flight.begun();
-    transmit(waiting->to, nullptr, std::move(*waiting->out),
-             [waiting](const std::optional<Error>& error) { waiting->tell(error); });
+    queued->out->in_flight.begun();
+    transmit(queued->to, nullptr, std::move(*queued->out),
+             [queued](const std::optional<Error>& error) { queued->complete(error); });
   });
   return !frames.many();
 }
 
 void Sender::drop_frames(const void* owner) noexcept {
-  peers_->for_each([owner](Life& life) { life.flow->frames.drop(owner); });
+  peers_->for_each([owner](PeerLife& life) { life.flow->frames.drop(owner); });
 }
 
 void Sender::send_reply(const WorkerInfo& to,
@@ -146,7 +147,7 @@ Sender::LaidOut Sender::lay_out(const WorkerInfo& to, OutMessage& message, Traff
             std::move(tensors.gate), std::move(tensors.transfers),
             DepartingAttachments(std::move(message.attachments))};
   } catch (...) {
-    DepartingAttachments(std::move(message.attachments)).tell(to_error(std::current_exception()));
+    DepartingAttachments(std::move(message.attachments)).notify(to_error(std::current_exception()));
     throw;
   }
 }
@@ -186,81 +187,88 @@ void Sender::give_up_transfers(const WorkerInfo& to, const Error& error) noexcep
   peers_->give_up(to, error.with_prefix("a frame of device transfers cannot be sent"));
 }
 
+// A message that waits for a device. Owned by the wait, then by the connection, and where it counts
+// as in flight until its tensors have been transferred, by their transfers.
+struct Sender::GatedMessage {
+  WorkerInfo to;
+  std::shared_ptr<transport::Connection> connection;
+  transport::Message message;
+  InFlight in_flight;
+  DepartingAttachments attachments;
+  transport::SendDone done;
+  std::shared_ptr<OutgoingTransfers> transfers;
+  std::uint64_t call_id;                 // of a request, else 0
+  std::optional<std::uint64_t> answers;  // the call, of a reply
+  bool transferring = false;             // written, and in flight until the last transfer ends
+
+  ~GatedMessage() {
+    if (!transferring) return;
+    // Not on a lane, which must not end the worker.
+    auto sender = in_flight.finish(std::nullopt);
+    DeviceTensors& devices = sender->device_tensors_;
+    devices.when_open(nullptr, [sender = std::move(sender)](const std::optional<Error>&) {});
+  }
+  void complete(const std::optional<Error>& error) {
+    const auto alive = in_flight.finish(error);
+    attachments.notify(error);
+    done(error);
+  }
+};
+
 void Sender::send_when_open(const WorkerInfo& to,
                             const std::shared_ptr<transport::Connection>& connection, LaidOut out,
                             transport::SendDone done, std::uint64_t call_id) {
-  const auto answered = reply_to(out.message.frame);  // before the frame is passed on
-  struct Waiting {
-    WorkerInfo to;
-    std::shared_ptr<transport::Connection> connection;
-    transport::Message message;
-    InFlight in_flight;
-    DepartingAttachments attachments;
-    transport::SendDone done;
-    std::shared_ptr<OutgoingTransfers> transfers;
-    bool sent = false;  // and counted until its last transfer has ended
+  const auto answers = reply_to(out.message.frame);  // before the frame is moved
+  std::unique_ptr<DeviceGate> gate = std::move(out.gate);
+  std::shared_ptr<GatedMessage> gated(new GatedMessage{
+      to, connection, std::move(out.message), std::move(out.in_flight), std::move(out.attachments),
+      std::move(done), std::move(out.transfers), call_id, answers});
+  if (!gate) return send_gated(std::move(gated), std::nullopt);
+  device_tensors_.when_open(
+      std::move(gate), [this, gated = std::move(gated)](const std::optional<Error>& error) mutable {
+        send_gated(std::move(gated), error);
+      });
+}
 
-    ~Waiting() {
-      if (!sent) return;
-      // Not on a lane, which must not end the worker.
-      auto sender = in_flight.finish(std::nullopt);
-      DeviceTensors& devices = sender->device_tensors_;
-      devices.when_open(nullptr, [sender = std::move(sender)](const std::optional<Error>&) {});
-    }
-  };
-  auto waiting = std::shared_ptr<Waiting>(
-      new Waiting{to, connection, std::move(out.message), std::move(out.in_flight),
-                  std::move(out.attachments), std::move(done), std::move(out.transfers)});
-  auto go_on = [this, waiting = std::move(waiting), answered,
-                call_id](std::optional<Error> error) mutable {
-    const auto end = [](Waiting& sent, const std::optional<Error>& why) {
-      const auto self = sent.in_flight.finish(why);
-      sent.attachments.tell(why);
-      sent.done(why);
-    };
-    // Its caller may have given up meanwhile, and its deadline has come nearer.
-    if (!error && call_id != 0) {
-      const auto deadline = peers_->deadline(call_id);
-      put_time_left(waiting->message.frame, time_left(deadline));
-      if (!deadline)
-        error.emplace(ErrorCode::cancelled, "it was not wanted any more before it was sent");
-    }
-    if (error) {
-      const std::shared_ptr<Sender> alive(self_);
-      end(*waiting, error);
-      if (answered)
-        send_error_reply(waiting->to, waiting->connection, *answered,
-                         error->with_prefix("its result cannot be sent"));
-      return;
-    }
-    const WorkerInfo peer = waiting->to;  // `waiting` may end inside send()
-    const auto over = waiting->connection;
-    transport::Message ready = std::move(waiting->message);
-    peers_->send(
-        peer, over, std::move(ready),
-        [waiting = std::move(waiting), end](const std::optional<Error>& why) {
-          const auto transfers = std::move(waiting->transfers);
-          if (why || !transfers) return end(*waiting, why);
-          // Now, so that a transfer never begins whose message does not come.
-          const auto kind = waiting->in_flight.counted().kind;
-          if (kind != Counted::reply && kind != Counted::frame) {
-            transfers->begin(waiting->to, nullptr);
-            return end(*waiting, why);
-          }
-          waiting->sent = true;
-          waiting->connection.reset();
-          waiting->attachments.tell(why);
-          auto told = std::move(waiting->done);
-          transfers->begin(waiting->to, waiting);
-          told(why);
-        },
-        call_id);
-  };
-  if (out.gate) {
-    device_tensors_.when_open(std::move(out.gate), std::move(go_on));
-  } else {
-    go_on(std::nullopt);
+void Sender::send_gated(std::shared_ptr<GatedMessage> gated, std::optional<Error> error) {
+  // The caller may have given up meanwhile, and the call's deadline has come nearer.
+  if (!error && gated->call_id != 0) {
+    const auto deadline = peers_->deadline(gated->call_id);
+    put_time_left(gated->message.frame, time_left(deadline));
+    if (!deadline)
+      error.emplace(ErrorCode::cancelled, "it was not wanted any more before it was sent");
   }
+  if (error) {
+    const std::shared_ptr<Sender> alive(self_);
+    gated->complete(error);
+    if (gated->answers)
+      send_error_reply(gated->to, gated->connection, *gated->answers,
+                       error->with_prefix("its result cannot be sent"));
+    return;
+  }
+  const WorkerInfo peer = gated->to;  // `gated` may end inside send()
+  const auto connection = gated->connection;
+  const std::uint64_t call_id = gated->call_id;
+  transport::Message message = std::move(gated->message);
+  peers_->send(
+      peer, connection, std::move(message),
+      [gated = std::move(gated)](const std::optional<Error>& why) {
+        const auto transfers = std::move(gated->transfers);
+        if (why || !transfers) return gated->complete(why);
+        // Now, so that a transfer never begins whose message does not come.
+        const auto kind = gated->in_flight.counted().kind;
+        if (kind != Counted::reply && kind != Counted::frame) {
+          transfers->begin(gated->to, nullptr);
+          return gated->complete(why);
+        }
+        gated->transferring = true;
+        gated->connection.reset();
+        gated->attachments.notify(why);
+        auto done = std::move(gated->done);
+        transfers->begin(gated->to, gated);
+        done(why);
+      },
+      call_id);
 }
 
 void Sender::send_error_reply(const WorkerInfo& to,
@@ -359,12 +367,12 @@ std::shared_ptr<Sender> Sender::InFlight::finish(const std::optional<Error>& err
 }
 
 void Sender::give_up_all() {
-  peers_->for_each([](Life& life) { life.flow->give_up(); });
+  peers_->for_each([](PeerLife& life) { life.flow->give_up(); });
 }
 
 void Sender::debug_info(std::map<std::string, std::int64_t>& numbers) const {
   std::map<std::string, std::size_t> all;
-  peers_->for_each([&](const Life& life) {
+  peers_->for_each([&](const PeerLife& life) {
     const PeerFlow& flow = *life.flow;
     const PeerBudget::Numbers budget = flow.budget.numbers();
     const auto add = [&](const char* name, std::size_t number) {
@@ -382,8 +390,8 @@ void Sender::debug_info(std::map<std::string, std::int64_t>& numbers) const {
     add("gradients_unwritten_bytes", flow.frames.unwritten_bytes());
     add("gradients_waiting", flow.frames.waiting());
     add("gradients_waiting_bytes", flow.frames.waiting_bytes());
-    add("calls_held", budget.held_calls);
-    add("calls_held_bytes", budget.held_bytes);
+    add("calls_held", budget.received_calls);
+    add("calls_held_bytes", budget.received_bytes);
     all["control_bytes"] += flow.control_bytes.load();
   });
   const auto total = [&](const char* name, std::size_t value) {

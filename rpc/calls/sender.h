@@ -129,7 +129,7 @@ class Sender {
         [in_flight = std::move(out.in_flight), attachments = std::move(out.attachments),
          done = std::move(done)](const std::optional<Error>& error) mutable {
           const auto self = in_flight.finish(error);
-          attachments.tell(error);
+          attachments.notify(error);
           done(error);
         },
         call_id);
@@ -164,11 +164,11 @@ class Sender {
   // Messages sent or queued, except those of graceful shutdown.
   [[nodiscard]] std::uint64_t sent() const noexcept { return sent_.load(); }
   [[nodiscard]] std::size_t control_bytes(const WorkerInfo& to) const {
-    const Life* life = peers_->life(to);
+    const PeerLife* life = peers_->life(to);
     return life == nullptr ? 0 : life->flow->control_bytes.load();
   }
   // The counts and the queue of one life of a peer; as long as this.
-  [[nodiscard]] Life& life(const WorkerInfo& peer) { return peers_->known(peer); }
+  [[nodiscard]] PeerLife& life(const WorkerInfo& peer) { return peers_->known_life(peer); }
   [[nodiscard]] PeerFlow& flow(const WorkerInfo& peer) { return *life(peer).flow; }
   // As PeerFlow::give_up(), for each.
   void give_up_all();
@@ -184,6 +184,9 @@ class Sender {
   void send_when_open(const WorkerInfo& to,
                       const std::shared_ptr<transport::Connection>& connection, LaidOut out,
                       transport::SendDone done, std::uint64_t call_id);
+  struct GatedMessage;
+  // Its device is done, or has failed with `error`.
+  void send_gated(std::shared_ptr<GatedMessage> gated, std::optional<Error> error);
   void give_up_transfers(const WorkerInfo& to, const Error& error) noexcept;
   static void check_frame(std::uint16_t kind, std::size_t bytes, const PeerLimits& limits);
   static void check_bytes(std::size_t bytes, const PeerLimits& limits);

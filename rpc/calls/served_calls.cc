@@ -56,14 +56,14 @@ void ServedCalls::on_request(const std::shared_ptr<transport::Connection>& conne
   header.function_id = in.read<std::uint64_t>();
   header.time.left = in.read<std::int64_t>();
   header.time.deadline = in.read<std::int64_t>();
-  Life& life = sender_.life(message.from);
+  PeerLife& life = sender_.life(message.from);
   const bool one_clock = life.member.same_host && connection->within_host();
   const auto call = std::allocate_shared<IncomingCall>(
       base::RecyclingAllocator<IncomingCall>(), std::shared_ptr<Runtime>(runtime_), *this,
       connection, std::move(message), header, one_clock);
   PeerFlow& flow = *life.flow;
-  const char* const exceeded = flow.budget.hold(call->bytes());
-  call->held_by(flow);
+  const char* const exceeded = flow.budget.count_received(call->bytes());
+  call->counted_in(flow);
   try {
     for (const auto& extension : extensions_) extension->on_receive(call->message());
   } catch (...) {

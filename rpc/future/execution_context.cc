@@ -94,13 +94,13 @@ void Continuation::run() && {
   const auto runtime =
       work_->context.runtime ? work_->context.runtime : LiveRuntimes::of_this_process().any();
   if (runtime) {
-    runtime->post([work = std::move(work_)] { perform(*work); });
+    runtime->post([work = std::move(work_)] { run_work(*work); });
   } else {
-    perform(*work_);
+    run_work(*work_);
   }
 }
 
-void Continuation::perform(Work& work) {
+void Continuation::run_work(Work& work) {
   const ExecutionContextScope scope(std::move(work.context));
   work.task();
 }

@@ -138,7 +138,7 @@ class Continuation {
     static void* operator new(std::size_t bytes) { return base::take_recycled(bytes); }
     static void operator delete(void* at) noexcept { base::recycle(at, sizeof(Work)); }
   };
-  static void perform(Work& work);
+  static void run_work(Work& work);
   std::unique_ptr<Work> work_;
 };
 

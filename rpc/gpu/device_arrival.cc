@@ -17,6 +17,19 @@
 
 namespace stitch::rpc {
 
+namespace {
+
+void add_memory(ArrivedMemory& memory, const at::Tensor& tensor, c10::Device device) {
+  if (tensor.is_sparse()) {
+    memory.add(tensor._indices().storage(), device);
+    memory.add(tensor._values().storage(), device);
+  } else {
+    memory.add(tensor.storage(), device);
+  }
+}
+
+}  // namespace
+
 struct DeviceTensors::Received {
   Announced announced{};                   // null: no transfers
   std::vector<c10::Storage> memory{};      // by transfer
@@ -129,28 +142,7 @@ void DeviceTensors::place(const std::shared_ptr<InMessage>& message, Next next,
     auto tensors = read_section(*message, cast);
     decode_tensors(*message);
     put_received(*message, received);
-    for (const auto& each : tensors) {
-      const bool there = each.tensor < message->tensors.size() &&
-                         (received.error || message->tensors[each.tensor].defined());
-      if (!there) {
-        throw Error(ErrorCode::protocol,
-                    "section of devices names tensor " + std::to_string(each.tensor) + " of " +
-                        std::to_string(message->tensors.size()) + ", or one that is undefined");
-      }
-      if (received.error) continue;
-      const at::Tensor& tensor = message->tensors[each.tensor];
-      if (tensor.is_cpu() || tensor.device() == each.here) continue;
-      throw Error(ErrorCode::protocol, "section of devices puts tensor " +
-                                           std::to_string(each.tensor) + " on " + each.here.str() +
-                                           ", its transfer has put it on " + tensor.device().str());
-    }
-    for (const std::uint32_t tensor : cast) {
-      const at::Tensor& each = message->tensors[tensor];
-      if (!each.defined() || may_be_widened(each)) continue;  // undefined: it has not come
-      throw Error(ErrorCode::protocol, "section of devices has tensor " + std::to_string(tensor) +
-                                           " cast from " + each.toString() +
-                                           ", as which none travels");
-    }
+    check_arrival(*message, tensors, cast, !received.error);
     arrival->tensors = std::move(tensors);
     arrival->error = received.error;
     for (const auto& each : arrival->tensors) {
@@ -179,6 +171,32 @@ void DeviceTensors::place(const std::shared_ptr<InMessage>& message, Next next,
               [this, message, next = std::move(next)](const std::optional<Error>& error) mutable {
                 finish_arrival(message, next, error);
               });
+}
+
+void DeviceTensors::check_arrival(const InMessage& message,
+                                  const std::vector<ArrivedTensor>& tensors,
+                                  const std::set<std::uint32_t>& cast, bool transferred) {
+  for (const auto& each : tensors) {
+    if (each.tensor >= message.tensors.size() ||
+        (transferred && !message.tensors[each.tensor].defined())) {
+      throw Error(ErrorCode::protocol,
+                  "section of devices names tensor " + std::to_string(each.tensor) + " of " +
+                      std::to_string(message.tensors.size()) + ", or one that is undefined");
+    }
+    if (!transferred) continue;
+    const at::Tensor& tensor = message.tensors[each.tensor];
+    if (tensor.is_cpu() || tensor.device() == each.here) continue;
+    throw Error(ErrorCode::protocol, "section of devices puts tensor " +
+                                         std::to_string(each.tensor) + " on " + each.here.str() +
+                                         ", its transfer has put it on " + tensor.device().str());
+  }
+  for (const std::uint32_t number : cast) {
+    const at::Tensor& tensor = message.tensors[number];
+    if (!tensor.defined() || may_be_widened(tensor)) continue;  // undefined: it has not come
+    throw Error(ErrorCode::protocol, "section of devices has tensor " + std::to_string(number) +
+                                         " cast from " + tensor.toString() +
+                                         ", as which none travels");
+  }
 }
 
 void DeviceTensors::put_received(InMessage& message, const Received& received) {
@@ -213,6 +231,14 @@ at::Tensor DeviceTensors::put_on_device(const at::Tensor& host, c10::Device devi
   return placed;
 }
 
+std::string DeviceTensors::not_put(const InMessage& message, const ArrivedTensor& tensor,
+                                   std::size_t bytes) const {
+  return "tensor " + std::to_string(tensor.tensor + 1) + " of " +
+         std::to_string(message.tensors.size()) + " (" + std::to_string(bytes) +
+         " bytes) could not be put on device " + tensor.here.str() + " of worker \"" + own_name_ +
+         "\"";
+}
+
 void DeviceTensors::put_on_devices(InMessage& message, DeviceGate& gate, const Received& received,
                                    const std::set<std::uint32_t>& cast) {
   const at::NoGradGuard no_grad;
@@ -230,10 +256,7 @@ void DeviceTensors::put_on_devices(InMessage& message, DeviceGate& gate, const R
       if ((each.here.is_cpu() || host.is_cuda()) && !travelled_cast) continue;
       const std::size_t size =
           host.is_sparse() ? host._indices().nbytes() + host._values().nbytes() : host.nbytes();
-      what = "tensor " + std::to_string(each.tensor + 1) + " of " +
-             std::to_string(message.tensors.size()) + " (" + std::to_string(size) +
-             " bytes) could not be put on device " + each.here.str() + " of worker \"" + own_name_ +
-             "\"";
+      what = not_put(message, each, size);
       at::Tensor& placed = message.tensors[each.tensor];
       if (each.here.is_cpu()) {
         from_devices += host.is_sparse() ? 0 : size;
@@ -252,12 +275,7 @@ void DeviceTensors::put_on_devices(InMessage& message, DeviceGate& gate, const R
       bytes[each.here.index()] += size;
       total += size;
       placed = put_on_device(host, each.here, travelled_cast, gate);
-      if (placed.is_sparse()) {
-        memory->add(placed._indices().storage(), each.here);
-        memory->add(placed._values().storage(), each.here);
-      } else {
-        memory->add(placed.storage(), each.here);
-      }
+      add_memory(*memory, placed, each.here);
     }
   } catch (const std::exception& exception) {
     arrival.error = device_error(what, exception);

@@ -1,3 +1,4 @@
+// One file, though long: where the tensors of a message go, and the steps that stage them.
 #include "stitch/rpc/gpu/device_tensors.h"
 
 #include <ATen/core/grad_mode.h>
@@ -155,138 +156,167 @@ c10::Device DeviceTensors::existing_device(const WorkerInfo& of, c10::Device dev
   return existing(*peers_.at(of.id.value()), device, [&] { return what; });
 }
 
-StagedTensors DeviceTensors::stage(const OutMessage& message, const WorkerInfo& to) {
-  const at::NoGradGuard no_grad;
-  const auto there = destinations(message, *peers_.at(to.id.value()));
-  if (transfers_) {
+// The steps of stage(), of one message.
+class DeviceTensors::Staging {
+ public:
+  Staging(DeviceTensors& owner, const OutMessage& message, const WorkerInfo& to)
+      : owner_(owner), message_(message), to_(to), there_(owner.destinations(message, peer())) {
+    for (std::size_t i = 0; i < there_.size(); ++i) {
+      total_ += device_bytes(tensor(i), there_[i].cast);
+      if (there_[i].cast) ++cast_;
+    }
+    few_bytes_ = total_ <= kInlineBytes;
+    directly_ = !few_bytes_ && owner_.transfers_ && peer().devices.transfers;
+  }
+
+  StagedTensors run() {
+    refuse_captures();
+    if (!few_bytes_ && !directly_ && any_between_devices()) owner_.say_by_host(to_);
+    try {
+      write_section();
+      order_streams();
+      for (std::size_t i = 0; i < there_.size(); ++i) staged_.copies.push_back(start_copy(i));
+      for (const auto& [index, stream] : streams_) gate_->add(stream);
+      const bool there_now = few_bytes_ ? gate_->opens_within(kSpin) : gate_->open();
+      if (!there_now) staged_.gate = std::move(gate_);
+    } catch (const Error&) {
+      throw;
+    } catch (const std::exception& exception) {
+      throw device_error("tensors could not be copied from device " + touched_.str(), exception);
+    }
+    owner_.count(true, copied_, to_.id, bytes_, cast_);
+    return std::move(staged_);
+  }
+
+ private:
+  [[nodiscard]] const Peer& peer() const { return *owner_.peers_.at(to_.id.value()); }
+  [[nodiscard]] const at::Tensor& tensor(std::size_t i) const { return message_.tensors[i]; }
+  // Whether it is on a device here or there.
+  [[nodiscard]] bool is_listed(std::size_t i) const {
+    return tensor(i).defined() && !(tensor(i).is_cpu() && there_[i].device.is_cpu());
+  }
+  [[nodiscard]] bool is_dense_between_devices(std::size_t i) const {
+    return tensor(i).defined() && tensor(i).is_cuda() && !tensor(i).is_sparse() &&
+           !there_[i].device.is_cpu();
+  }
+  [[nodiscard]] bool any_between_devices() const {
+    for (std::size_t i = 0; i < there_.size(); ++i) {
+      if (is_dense_between_devices(i)) return true;
+    }
+    return false;
+  }
+  [[nodiscard]] bool goes_directly(std::size_t i) const {
+    return directly_ && is_dense_between_devices(i) && tensor(i).numel() > 0;
+  }
+  [[nodiscard]] at::Tensor as_sent(std::size_t i) const {
+    return there_[i].cast ? narrowed(tensor(i), *there_[i].cast) : tensor(i);
+  }
+
+  void refuse_captures() const {
+    if (!owner_.transfers_) return;
     std::set<c10::DeviceIndex> devices;
-    for (const auto& tensor : message.tensors) {
-      if (tensor.defined() && tensor.is_cuda() && devices.insert(tensor.device().index()).second)
-        transfers_->refuse_capture(tensor.device());
-    }
-  }
-  StagedTensors staged;
-  base::ByteWriter section(staged.section);
-  std::uint32_t listed = 0;
-  for (std::size_t i = 0; i < there.size(); ++i) {
-    const auto& tensor = message.tensors[i];
-    if (tensor.defined() && !(tensor.is_cpu() && there[i].device.is_cpu())) ++listed;
-  }
-  if (listed != 0) section.write(listed);
-  std::size_t all = 0;
-  std::size_t cast = 0;
-  for (std::size_t i = 0; i < there.size(); ++i) {
-    all += device_bytes(message.tensors[i], there[i].cast);
-    if (there[i].cast) ++cast;
-  }
-  const bool directly =
-      all > kInlineBytes && transfers_ && peers_.at(to.id.value())->devices.transfers;
-  const auto goes_directly = [&](std::size_t i) {
-    const auto& tensor = message.tensors[i];
-    return directly && tensor.defined() && tensor.is_cuda() && !there[i].device.is_cpu() &&
-           !tensor.is_sparse() && tensor.numel() > 0;
-  };
-
-  if (all > kInlineBytes && !directly) {
-    for (std::size_t i = 0; i < there.size(); ++i) {
-      const auto& tensor = message.tensors[i];
-      if (!tensor.defined() || !tensor.is_cuda() || tensor.is_sparse() || there[i].device.is_cpu())
-        continue;
-      say_by_host(to);
-      break;
+    for (const auto& each : message_.tensors) {
+      if (each.defined() && each.is_cuda() && devices.insert(each.device().index()).second)
+        owner_.transfers_->refuse_capture(each.device());
     }
   }
 
-  const auto as_sent = [&](std::size_t i) {
-    const auto& tensor = message.tensors[i];
-    return there[i].cast ? narrowed(tensor, *there[i].cast) : tensor;
-  };
-
-  // One for a dense tensor on a device, two for a sparse one, none for one on the CPU.
-  std::vector<PreparedCopy> prepared;
-  std::map<c10::DeviceIndex, std::size_t> bytes;
-  std::size_t total = 0;
-  c10::Device touched(c10::kCPU);  // the last device that was asked for something
-  try {
-    for (std::size_t i = 0; i < there.size(); ++i) {
-      const auto& tensor = message.tensors[i];
-      if (!tensor.defined() || (tensor.is_cpu() && there[i].device.is_cpu())) continue;
+  // Writes the section of devices, and prepares transfers and copies.
+  void write_section() {
+    base::ByteWriter section(staged_.section);
+    std::uint32_t listed = 0;
+    for (std::size_t i = 0; i < there_.size(); ++i) listed += is_listed(i) ? 1 : 0;
+    if (listed != 0) section.write(listed);
+    for (std::size_t i = 0; i < there_.size(); ++i) {
+      if (!is_listed(i)) continue;
       section.write(static_cast<std::uint32_t>(i));
-      write_device(section, there[i].device);
-      write_device(section, tensor.device(), there[i].cast.has_value());
-      if (tensor.is_cpu()) continue;
-      touched = tensor.device();
-      note_device_in_use(touched);
-      if (goes_directly(i)) {
-        if (!staged.transfers) staged.transfers = transfers_->prepare();
-        staged.transfers->add(static_cast<std::uint32_t>(i), tensor, there[i].device,
-                              there[i].cast);
-        continue;
-      }
-      const auto add = [&](const at::Tensor& part) {
-        prepared.push_back(prepare_copy(part));
-        bytes[tensor.device().index()] += prepared.back().bytes();
-        total += prepared.back().bytes();
-      };
-      if (tensor.is_sparse()) {
-        // Sent in full: the host cannot expand what has not arrived.
-        const at::Tensor plain = as_sent(i).detach();
-        add(plain._indices().contiguous());
-        add(plain._values().contiguous());
-      } else {
-        add(as_sent(i));
-      }
+      write_device(section, there_[i].device);
+      write_device(section, tensor(i).device(), there_[i].cast.has_value());
+      if (!tensor(i).is_cpu()) prepare(i);
     }
-    staged.few_bytes = all <= kInlineBytes;
-    if (staged.transfers) staged.transfer_section = staged.transfers->seal();
-    auto gate = std::make_unique<DeviceGate>();
-    // Few bytes are copied behind what computes them: the caller may change them by what it queues
-    // next. Many are copied aside, so that they do not delay that.
-    std::map<c10::DeviceIndex, c10::Stream> streams;
-    for (const auto& [index, unused] : bytes) {
-      const c10::Device device(c10::kCUDA, index);
-      touched = device;
-      const c10::Stream current = VirtualGuardImpl(c10::kCUDA).getStream(device);
-      const c10::Stream stream = staged.few_bytes ? current : copy_stream(device, Direction::sent);
-      order(current, stream);
-      streams.emplace(index, stream);
-    }
-    std::size_t next = 0;
-    const auto copy = [&] {
-      const PreparedCopy& source = prepared[next++];
-      touched = source.dense.device();
-      const c10::StreamGuard on(streams.at(source.dense.device().index()));
-      gate->keep(source.dense);
-      return copy_to_host(source);
-    };
-    for (std::size_t i = 0; i < there.size(); ++i) {
-      const auto& tensor = message.tensors[i];
-      if (!tensor.defined() || tensor.is_cpu() || goes_directly(i)) {
-        staged.copies.push_back(goes_directly(i)   ? at::Tensor()
-                                : tensor.defined() ? as_sent(i)
-                                                   : tensor);
-        continue;
-      }
-      at::Tensor host;
-      if (tensor.is_sparse()) {
-        const at::Tensor indices = copy();
-        host = make_coo(indices, copy(), tensor);
-      } else {
-        host = copy();
-      }
-      if (tensor.requires_grad()) host.set_requires_grad(true);
-      staged.copies.push_back(std::move(host));
-    }
-    for (const auto& [index, stream] : streams) gate->add(stream);
-    const bool there_now = staged.few_bytes ? gate->opens_within(kSpin) : gate->open();
-    if (!there_now) staged.gate = std::move(gate);
-  } catch (const Error&) {
-    throw;
-  } catch (const std::exception& exception) {
-    throw device_error("tensors could not be copied from device " + touched.str(), exception);
+    staged_.few_bytes = few_bytes_;
+    if (staged_.transfers) staged_.transfer_section = staged_.transfers->seal();
   }
-  count(true, total, to.id, bytes, cast);
-  return staged;
+  void prepare(std::size_t i) {
+    touched_ = tensor(i).device();
+    note_device_in_use(touched_);
+    if (goes_directly(i)) {
+      if (!staged_.transfers) staged_.transfers = owner_.transfers_->prepare();
+      staged_.transfers->add(static_cast<std::uint32_t>(i), tensor(i), there_[i].device,
+                             there_[i].cast);
+    } else if (tensor(i).is_sparse()) {
+      // Sent in full: the host cannot expand what has not arrived.
+      const at::Tensor plain = as_sent(i).detach();
+      prepare_part(plain._indices().contiguous());
+      prepare_part(plain._values().contiguous());
+    } else {
+      prepare_part(as_sent(i));
+    }
+  }
+  void prepare_part(const at::Tensor& part) {
+    prepared_.push_back(prepare_copy(part));
+    bytes_[touched_.index()] += prepared_.back().bytes();
+    copied_ += prepared_.back().bytes();
+  }
+
+  // Few bytes are copied behind what computes them: the caller may change them by what it queues
+  // next. Many are copied aside, so that they do not delay that.
+  void order_streams() {
+    for (const auto& [index, unused] : bytes_) {
+      const c10::Device device(c10::kCUDA, index);
+      touched_ = device;
+      const c10::Stream current = VirtualGuardImpl(c10::kCUDA).getStream(device);
+      const c10::Stream stream = few_bytes_ ? current : owner_.copy_stream(device, Direction::sent);
+      order(current, stream);
+      streams_.emplace(index, stream);
+    }
+  }
+
+  // The tensor as it is encoded: undefined where it goes directly.
+  [[nodiscard]] at::Tensor start_copy(std::size_t i) {
+    if (goes_directly(i)) return {};
+    if (!tensor(i).defined()) return tensor(i);
+    if (tensor(i).is_cpu()) return as_sent(i);
+    at::Tensor host;
+    if (tensor(i).is_sparse()) {
+      const at::Tensor indices = start_next_copy();
+      host = make_coo(indices, start_next_copy(), tensor(i));
+    } else {
+      host = start_next_copy();
+    }
+    if (tensor(i).requires_grad()) host.set_requires_grad(true);
+    return host;
+  }
+  [[nodiscard]] at::Tensor start_next_copy() {
+    const PreparedCopy& source = prepared_[next_++];
+    touched_ = source.dense.device();
+    const c10::StreamGuard on(streams_.at(source.dense.device().index()));
+    gate_->keep(source.dense);
+    return copy_to_host(source);
+  }
+
+  DeviceTensors& owner_;
+  const OutMessage& message_;
+  const WorkerInfo& to_;
+  const at::NoGradGuard no_grad_;
+  const std::vector<Destination> there_;  // by tensor
+  std::size_t total_ = 0;                 // bytes on devices
+  std::size_t cast_ = 0;                  // tensors that travel as a narrower type
+  bool few_bytes_ = false;
+  bool directly_ = false;  // dense tensors between devices, by TensorTransfers
+  // Two for a sparse tensor on a device, one for a dense one, in order.
+  std::vector<PreparedCopy> prepared_;
+  std::size_t next_ = 0;                           // of these
+  std::size_t copied_ = 0;                         // their bytes
+  std::map<c10::DeviceIndex, std::size_t> bytes_;  // the same by device
+  std::map<c10::DeviceIndex, c10::Stream> streams_;
+  std::unique_ptr<DeviceGate> gate_ = std::make_unique<DeviceGate>();
+  c10::Device touched_{c10::kCPU};  // the last device that was asked for something
+  StagedTensors staged_;
+};
+
+StagedTensors DeviceTensors::stage(const OutMessage& message, const WorkerInfo& to) {
+  return Staging(*this, message, to).run();
 }
 
 // Once for this worker, or for that peer.

@@ -155,15 +155,22 @@ class DeviceTensors {
   [[nodiscard]] Error no_such_device(const std::string& what, c10::Device device) const;
   // That a message's tensors take the longer way, and why.
   void say_by_host(const WorkerInfo& to) STITCH_EXCLUDES(mutex_);
+  class Staging;    // stage() of one message
   struct Received;  // what has come by transfers, for place()
   void receive_transfers(const std::shared_ptr<InMessage>& message, const Announced& transfers,
                          Next next);
   void place(const std::shared_ptr<InMessage>& message, Next next,
              const std::shared_ptr<Received>& received, const std::optional<Error>& stopped);
   static void put_received(InMessage& message, const Received& received);
+  // Throws Error(protocol) unless the sections of devices and transfers fit the tensors.
+  static void check_arrival(const InMessage& message, const std::vector<ArrivedTensor>& tensors,
+                            const std::set<std::uint32_t>& cast, bool transferred);
   // `received` is put in place by then; those in `cast` become float32 again.
   void put_on_devices(InMessage& message, DeviceGate& gate, const Received& received,
                       const std::set<std::uint32_t>& cast);
+  // The error text of a tensor that a device has refused.
+  [[nodiscard]] std::string not_put(const InMessage& message, const ArrivedTensor& tensor,
+                                    std::size_t bytes) const;
   [[nodiscard]] at::Tensor put_on_device(const at::Tensor& host, c10::Device device, bool cast,
                                          DeviceGate& gate);
   [[nodiscard]] at::Tensor to_device(const at::Tensor& tensor, c10::Device device,

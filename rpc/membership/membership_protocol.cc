@@ -146,7 +146,7 @@ bool MembershipProtocol::slept(const Entry& entry, Time now) const {
          awake_since_ > entry.probed_at;
 }
 
-void MembershipProtocol::settle_askers(Entry& entry, const Notice& answer, Effects& effects) {
+void MembershipProtocol::answer_askers(Entry& entry, const Notice& answer, Effects& effects) {
   for (const WorkerId id : std::exchange(entry.askers, {})) {
     if (const Entry* asker = find(id); asker != nullptr && asker->within_reach())
       effects.send.emplace_back(asker->info(), answer);
@@ -249,17 +249,6 @@ void MembershipProtocol::on_probe(const WorkerInfo& about, std::optional<bool> a
   const bool silent = failed && !met && !asleep;
   entry->undecided = !lives && !silent;
   entry->asked_at = now;
-  const auto refuse_joins = [&](const Error& why) {
-    for (auto each = joining_.begin(); each != joining_.end();) {
-      const auto& [ticket, joining] = *each;
-      if (joining.announced || joining.card.info.id != about.id) {
-        ++each;
-        continue;
-      }
-      effects.answers.push_back({ticket, joining.card.info, why});
-      each = joining_.erase(each);
-    }
-  };
   // It may have begun the probe as the judge and be none any more, or for a new life only.
   const bool decides = !leaving_ && judge_of(*entry) == self_.info.id;
   // A judge that is absent may have a connection to it.
@@ -267,12 +256,8 @@ void MembershipProtocol::on_probe(const WorkerInfo& about, std::optional<bool> a
   const bool cut_off = lives && first && gives_up(*entry, now);
   if (lives && !cut_off) {
     end_doubt(*entry);
-    settle_askers(*entry, {Notice::Step::alive, about, self_.info}, effects);
-    refuse_joins(Error(ErrorCode::already_exists,
-                       "worker \"" + about.name + "\" is still alive in epoch " +
-                           std::to_string(about.epoch) +
-                           "; another job that meets at the same place needs one of its own"));
-    return;
+    answer_askers(*entry, {Notice::Step::alive, about, self_.info}, effects);
+    return refuse_joins(about, effects);
   }
   // What goes over the link proves more than a connection that could not be made.
   if (silent && hears(*entry, now)) {
@@ -299,14 +284,33 @@ void MembershipProtocol::on_probe(const WorkerInfo& about, std::optional<bool> a
   if (cut_off) why = "it runs, but the connection between these two is over: " + why;
   declare(*entry, self_.info, verdict_text(about, self_.info, why), now, effects);
   if (cut_off) effects.probes.push_back({about, settings_.heartbeat_timeout});  // that tells it
-  // Of several new lives that have waited for this, the last one joins.
+  announce_last(about.id, now, effects);
+  answer_joins(now, effects);  // the others are told which one has joined
+}
+
+void MembershipProtocol::refuse_joins(const WorkerInfo& alive, Effects& effects) {
+  const Error why(ErrorCode::already_exists,
+                  "worker \"" + alive.name + "\" is still alive in epoch " +
+                      std::to_string(alive.epoch) +
+                      "; another job that meets at the same place needs one of its own");
+  for (auto each = joining_.begin(); each != joining_.end();) {
+    const auto& [ticket, joining] = *each;
+    if (joining.announced || joining.card.info.id != alive.id) {
+      ++each;
+      continue;
+    }
+    effects.answers.push_back({ticket, joining.card.info, why});
+    each = joining_.erase(each);
+  }
+}
+
+void MembershipProtocol::announce_last(WorkerId id, Time now, Effects& effects) {
   Joining* last = nullptr;
   for (auto& [ticket, joining] : joining_) {
-    if (joining.announced || joining.card.info.id != about.id) continue;
+    if (joining.announced || joining.card.info.id != id) continue;
     if (last == nullptr || last->card.info.epoch < joining.card.info.epoch) last = &joining;
   }
   if (last != nullptr) announce(*last, now, effects);
-  answer_joins(now, effects);  // the others are told which one has joined
 }
 
 void MembershipProtocol::on_notice(const WorkerInfo& from, const Notice& notice, Time now,
@@ -323,7 +327,7 @@ void MembershipProtocol::on_notice(const WorkerInfo& from, const Notice& notice,
         entry->asked.reset();
         entry->asked_at = now;
         end_doubt(*entry);
-        settle_askers(*entry, notice, effects);
+        answer_askers(*entry, notice, effects);
         // Only this link is down; or that worker has declared this one dead, and says so.
         if (entry->unreachable) confirm(*entry, effects);
       }

@@ -254,7 +254,7 @@ class MembershipProtocol {
   [[nodiscard]] bool is_awaited(const Entry& entry) const;
   // Whether this process did not run for a while during the probe that ends now.
   [[nodiscard]] bool slept(const Entry& entry, Time now) const;
-  void settle_askers(Entry& entry, const Notice& answer, Effects& effects);
+  void answer_askers(Entry& entry, const Notice& answer, Effects& effects);
   [[nodiscard]] bool gives_up(Entry& entry, Time now) const;
   void declare(Entry& entry, const WorkerInfo& by, const std::string& verdict, Time now,
                Effects& effects);
@@ -268,6 +268,11 @@ class MembershipProtocol {
   // Why it cannot be a member; nothing if it can.
   [[nodiscard]] std::optional<Error> refusal(const MemberCard& card) const;
   void announce(Joining& joining, Time now, Effects& effects);
+  // Of several new lives of a worker that have waited for the end of the former one, the last
+  // joins.
+  void announce_last(WorkerId id, Time now, Effects& effects);
+  // New lives of a worker that is alive cannot join.
+  void refuse_joins(const WorkerInfo& alive, Effects& effects);
   void answer_joins(Time now, Effects& effects);
   void acknowledged(WorkerId by, const WorkerInfo& about);
   void finish_leave(Effects& effects);

@@ -2,6 +2,8 @@
 
 #include <string>
 
+#include "stitch/rpc/message/message.h"
+
 namespace stitch::rpc {
 
 void fail_nesting() {
@@ -21,6 +23,36 @@ void fail_element_memory(ErrorCode code, std::size_t body_bytes) {
                         std::to_string(max_element_memory(body_bytes)) +
                         " bytes of memory, for a message of " + std::to_string(body_bytes) +
                         " bytes");
+}
+
+OutArchive::OutArchive(OutMessage& message)
+    : OutputArchive(this), message_(message), body_(message.frame.body()) {}
+
+void OutArchive::write_tensor(const at::Tensor& tensor) {
+  fingerprint_.mix(0x2000);
+  const auto index = static_cast<std::uint32_t>(message_.tensors.size());
+  const auto written = base::to_wire_order(index);
+  body_.append(&written, sizeof(written));
+  if (tensor.defined() && !tensor.is_cpu()) [[unlikely]]
+    message_.placements.push_back({index, seals_ + 1});
+  message_.tensors.push_back(tensor);
+}
+
+void OutArchive::write_tensor(const at::Tensor& tensor, c10::Device device) {
+  write_tensor(tensor);
+  if (!tensor.defined()) return;
+  auto& placements = message_.placements;
+  if (tensor.is_cpu())
+    placements.push_back({static_cast<std::uint32_t>(message_.tensors.size() - 1), seals_ + 1});
+  placements.back().wanted = device;
+}
+
+std::span<const std::byte> result_in(const InMessage& reply) noexcept {
+  return reply.view.body().subspan(sizeof(std::uint64_t));
+}
+
+std::shared_ptr<const ArrivedMemory> memory_of(const InMessage& message) noexcept {
+  return message.arrival ? message.arrival->memory : nullptr;
 }
 
 std::size_t InArchive::read_count(std::size_t bytes_each) {

@@ -22,14 +22,20 @@
 #include <cereal/types/variant.hpp>
 #include <cereal/types/vector.hpp>
 #include <cstdint>
+#include <cstring>
+#include <memory>
+#include <span>
 #include <type_traits>
 
-#include "stitch/base/byte_io.h"
+#include "stitch/base/bytes.h"
 #include "stitch/base/error.h"
-#include "stitch/rpc/message/message.h"
 #include "stitch/rpc/message/placed_tensor.h"
 
 namespace stitch::rpc {
+
+class ArrivedMemory;
+struct InMessage;
+struct OutMessage;
 
 // A running fingerprint of what was written or read: the kinds of fields in order, not their
 // values. Both ends compare it, so a struct whose fields differ between two programs is an error
@@ -77,63 +83,49 @@ inline constexpr std::size_t kMaxElementMemoryInAnyCase = std::size_t{64} << 20;
 [[nodiscard]] constexpr std::size_t max_element_memory(std::size_t body_bytes) noexcept {
   return kMaxElementMemoryForEachByte * body_bytes + kMaxElementMemoryInAnyCase;
 }
+
 // Writes C++ values into the body of a message; a cereal output archive. Little-endian, no padding.
 // Tensors go to message().tensors, the body holds their index. Throws Error(invalid_argument) for
 // what InArchive would refuse. Not thread-safe.
 class OutArchive : public cereal::OutputArchive<OutArchive, cereal::AllowEmptyClassElision> {
  public:
-  explicit OutArchive(OutMessage& message) : OutputArchive(this), message_(message) {}
+  explicit OutArchive(OutMessage& message);
   [[nodiscard]] OutMessage& message() noexcept { return message_; }
 
   template <base::WireScalar T>
   void write(T value) {
     fingerprint_.mix_type<T>();
     value = base::to_wire_order(value);
-    message_.frame.body().append(&value, sizeof(T));
+    body_.append(&value, sizeof(T));
   }
   void write_size(std::uint64_t size) {
     fingerprint_.mix(0x1000);
     size = base::to_wire_order(size);
-    message_.frame.body().append(&size, sizeof(size));
+    body_.append(&size, sizeof(size));
   }
   template <class T>
   void write_array(const T* values, std::size_t count) {
     fingerprint_.mix_type<T>();
     if constexpr (std::endian::native == std::endian::little || sizeof(T) == 1) {
-      message_.frame.body().append(values, count * sizeof(T));
+      body_.append(values, count * sizeof(T));
     } else {
       for (std::size_t i = 0; i < count; ++i) {
         const T value = base::to_wire_order(values[i]);
-        message_.frame.body().append(&value, sizeof(T));
+        body_.append(&value, sizeof(T));
       }
     }
   }
   // A value of a type that its bytes alone do not tell follows.
   void mark(FieldMark mark) noexcept { fingerprint_.mix(static_cast<std::uint32_t>(mark)); }
-  void write_tensor(const at::Tensor& tensor) {
-    fingerprint_.mix(0x2000);
-    const auto index = base::to_wire_order(static_cast<std::uint32_t>(message_.tensors.size()));
-    message_.frame.body().append(&index, sizeof(index));
-    if (tensor.defined() && !tensor.is_cpu()) [[unlikely]]
-      message_.placements.push_back({base::to_wire_order(index), seals_ + 1});
-    message_.tensors.push_back(tensor);
-  }
+  void write_tensor(const at::Tensor& tensor);
   // The same for a tensor that is to be put on `device` of the receiver.
-  void write_tensor(const at::Tensor& tensor, c10::Device device) {
-    write_tensor(tensor);
-    if (!tensor.defined()) return;
-    auto& placements = message_.placements;
-    if (tensor.is_cpu())
-      placements.push_back({static_cast<std::uint32_t>(message_.tensors.size() - 1), seals_ + 1});
-    placements.back().wanted = device;
-  }
+  void write_tensor(const at::Tensor& tensor, c10::Device device);
   // Writes one element of a container.
   template <class... Parts>
   void write_element(const Parts&... parts) {
-    const std::size_t before = message_.frame.body().size();
+    const std::size_t before = body_.size();
     (*this)(parts...);
-    if (message_.frame.body().size() == before &&
-        ++elements_without_bytes_ > kMaxElementsWithoutBytes)
+    if (body_.size() == before && ++elements_without_bytes_ > kMaxElementsWithoutBytes)
       fail_elements_without_bytes();
   }
   // So much memory InArchive will take for the elements of a container.
@@ -146,22 +138,28 @@ class OutArchive : public cereal::OutputArchive<OutArchive, cereal::AllowEmptyCl
   // Writes the fingerprint of everything so far, for InArchive::check_seal(). Throws
   // Error(invalid_argument) when the elements would take too much memory.
   void seal() {
-    const std::size_t bytes = message_.frame.body().size();
+    const std::size_t bytes = body_.size();
     if (element_memory_ > max_element_memory(bytes))
       fail_element_memory(ErrorCode::invalid_argument, bytes);
     const auto value = base::to_wire_order(static_cast<std::uint16_t>(fingerprint_.value()));
-    message_.frame.body().append(&value, sizeof(value));
+    body_.append(&value, sizeof(value));
     ++seals_;
   }
 
  private:
   OutMessage& message_;
+  base::Bytes& body_;        // of message_
   std::uint32_t seals_ = 0;  // arguments written
   FieldFingerprint fingerprint_;
   int nesting_ = 0;
   std::size_t elements_without_bytes_ = 0;
   std::size_t element_memory_ = 0;
 };
+
+// The part of a reply that InArchive reads: the result.
+[[nodiscard]] std::span<const std::byte> result_in(const InMessage& reply) noexcept;
+// The memory on devices that a message has brought; null for none.
+[[nodiscard]] std::shared_ptr<const ArrivedMemory> memory_of(const InMessage& message) noexcept;
 
 // Reads what OutArchive wrote; a cereal input archive. Every length and count is checked against
 // the bytes that arrived before memory is taken: Error(invalid_argument) when the types of the two

@@ -7,10 +7,10 @@ namespace stitch::rpc {
 
 DepartingAttachments::~DepartingAttachments() {
   if (!attachments_.empty())
-    tell(Error(ErrorCode::cancelled, "the message was dropped before it was sent"));
+    notify(Error(ErrorCode::cancelled, "the message was dropped before it was sent"));
 }
 
-void DepartingAttachments::tell(const std::optional<Error>& error) noexcept {
+void DepartingAttachments::notify(const std::optional<Error>& error) noexcept {
   for (const auto& each : std::exchange(attachments_, {})) each->on_sent(error);
 }
 

@@ -39,7 +39,7 @@ class Attachment {
 };
 
 // The attachments of a message that is about to be sent. on_sent() of each is called once: by
-// tell(), else by the destructor with an error. Not thread-safe.
+// notify(), else by the destructor with an error. Not thread-safe.
 class DepartingAttachments {
  public:
   DepartingAttachments() = default;
@@ -52,7 +52,7 @@ class DepartingAttachments {
   void begin(base::Bytes& frame) noexcept {
     for (const auto& each : attachments_) each->on_begin(frame);
   }
-  void tell(const std::optional<Error>& error) noexcept;
+  void notify(const std::optional<Error>& error) noexcept;
   [[nodiscard]] bool empty() const noexcept { return attachments_.empty(); }
 
  private:

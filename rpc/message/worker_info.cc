@@ -1,5 +1,7 @@
 #include "stitch/rpc/message/worker_info.h"
 
+#include "stitch/base/hash.h"
+
 #include <algorithm>
 #include <cctype>
 
@@ -19,3 +21,8 @@ bool is_worker_name(const std::string& name) {
 }
 
 }  // namespace stitch
+
+std::size_t std::hash<stitch::WorkerInfo>::operator()(
+    const stitch::WorkerInfo& info) const noexcept {
+  return stitch::base::hash_of(std::hash<std::string>{}(info.name), info.epoch, info.id.value());
+}

@@ -6,8 +6,6 @@
 #include <ostream>
 #include <string>
 
-#include "stitch/base/hash.h"
-
 namespace stitch {
 
 // Identifies a worker within its world: a strong integer, equal to its rank. It belongs to the
@@ -63,7 +61,5 @@ struct std::hash<stitch::WorkerId> {
 };
 template <>
 struct std::hash<stitch::WorkerInfo> {
-  std::size_t operator()(const stitch::WorkerInfo& info) const noexcept {
-    return stitch::base::hash_of(std::hash<std::string>{}(info.name), info.epoch, info.id.value());
-  }
+  std::size_t operator()(const stitch::WorkerInfo& info) const noexcept;
 };

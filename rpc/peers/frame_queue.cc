@@ -23,7 +23,7 @@ void FrameQueue::wait(std::size_t bytes, const void* owner, Go go) {
 }
 
 void FrameQueue::drop(const void* owner) noexcept {
-  std::list<Waiting> dropped;
+  std::list<QueuedFrame> dropped;
   {
     base::MutexLock lock(mutex_);
     for (auto at = frames_.begin(); at != frames_.end();) {
@@ -35,7 +35,7 @@ void FrameQueue::drop(const void* owner) noexcept {
     }
   }
   if (dropped.empty()) return;
-  for (Waiting& frame : dropped) frame.go(false);
+  for (QueuedFrame& frame : dropped) frame.go(false);
   dropped.clear();
   pump();  // one of them may have been the first
 }
@@ -48,7 +48,7 @@ void FrameQueue::pump() noexcept {
   do {
     pump_again_ = false;
     while (!frames_.empty() && (given_up_ || take(frames_.front().bytes))) {
-      std::list<Waiting> first;
+      std::list<QueuedFrame> first;
       first.splice(first.end(), frames_, frames_.begin());
       const std::size_t bytes = first.front().bytes;
       waiting_bytes_.fetch_sub(bytes);

@@ -43,7 +43,7 @@ class FrameQueue {
   [[nodiscard]] std::size_t waiting_bytes() const noexcept { return waiting_bytes_.load(); }
 
  private:
-  struct Waiting {
+  struct QueuedFrame {
     std::size_t bytes;
     const void* owner;
     Go go;
@@ -58,7 +58,7 @@ class FrameQueue {
   std::atomic<std::size_t> waiting_bytes_{0};  // of frames_; written under mutex_
 
   base::Mutex mutex_;
-  std::list<Waiting> frames_ STITCH_GUARDED_BY(mutex_);
+  std::list<QueuedFrame> frames_ STITCH_GUARDED_BY(mutex_);
   bool pumping_ STITCH_GUARDED_BY(mutex_) = false;
   bool pump_again_ STITCH_GUARDED_BY(mutex_) = false;
   bool given_up_ STITCH_GUARDED_BY(mutex_) = false;

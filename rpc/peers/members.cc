@@ -20,9 +20,10 @@ std::string quoted_list(const std::vector<std::string>& names) {
 
 }  // namespace
 
-Life::Life(Member its_member, Life* former) : member(std::move(its_member)), previous(former) {}
+PeerLife::PeerLife(Member its_member, PeerLife* former)
+    : member(std::move(its_member)), previous(former) {}
 
-Life::~Life() = default;
+PeerLife::~PeerLife() = default;
 
 Members::~Members() {
   for (auto& each : names_) {
@@ -35,13 +36,13 @@ std::optional<Error> Members::refusal(const WorkerInfo& info) const {
     return Error(ErrorCode::invalid_argument, to_string(info) + " cannot join: " + why)
         .with_worker(info.name);
   };
-  if (info.id.value() >= base::PublishedTable<Life>::kMaxSize) {
-    return refused("ids are below " + std::to_string(base::PublishedTable<Life>::kMaxSize));
+  if (info.id.value() >= base::PublishedTable<PeerLife>::kMaxSize) {
+    return refused("ids are below " + std::to_string(base::PublishedTable<PeerLife>::kMaxSize));
   }
   const Name* known = named(info.name);
   if (known != nullptr && known->id != info.id)
     return refused("the name is that of " + to_string(find(known->id)));
-  const Life* present = life(info.id);
+  const PeerLife* present = life(info.id);
   if (present == nullptr) return std::nullopt;
   if (present->info().name != info.name)
     return refused("the id is that of worker \"" + present->info().name + "\"");
@@ -50,16 +51,16 @@ std::optional<Error> Members::refusal(const WorkerInfo& info) const {
                  std::to_string(present->info().epoch) + ", which was here before");
 }
 
-Life& Members::add(Member member, const Complete& complete) {
+PeerLife& Members::add(Member member, const Complete& complete) {
   if (auto why = refusal(member.info)) throw std::move(*why);
-  Life* former = life(member.info.id);
+  PeerLife* former = life(member.info.id);
   const std::uint32_t id = member.info.id.value();
-  auto life = std::make_unique<Life>(std::move(member), former);
+  auto life = std::make_unique<PeerLife>(std::move(member), former);
   // What takes memory comes first: a life that was published would be refused the next time.
   auto name =
       former == nullptr ? std::make_unique<Name>(life->info().name, life->info().id) : nullptr;
   complete(*life);
-  Life& added = lives_.publish(id, std::move(life));
+  PeerLife& added = lives_.publish(id, std::move(life));
   if (name) {
     auto& head = bucket(added.info().name);
     name->next = head.load();
@@ -71,7 +72,7 @@ Life& Members::add(Member member, const Complete& complete) {
 
 std::vector<WorkerInfo> Members::infos() const {
   std::vector<WorkerInfo> infos;
-  for_each([&](const Life& life) { infos.push_back(life.info()); });
+  for_each([&](const PeerLife& life) { infos.push_back(life.info()); });
   return infos;
 }
 
@@ -88,7 +89,7 @@ const Members::Name* Members::named(std::string_view name) const {
 const WorkerInfo& Members::find(std::string_view name) const {
   if (const Name* known = named(name)) return life(known->id)->info();
   std::vector<std::string> names;
-  for_each([&](const Life& life) { names.push_back(life.info().name); });
+  for_each([&](const PeerLife& life) { names.push_back(life.info().name); });
   auto nearest = base::nearest_names(std::string(name), names, 5);
   if (nearest.empty() && names.size() <= 8) nearest = std::move(names);
   throw Error(ErrorCode::not_found,
@@ -99,7 +100,7 @@ const WorkerInfo& Members::find(std::string_view name) const {
 }
 
 const WorkerInfo& Members::find(WorkerId id) const {
-  if (const Life* present = life(id)) return present->info();
+  if (const PeerLife* present = life(id)) return present->info();
   throw Error(ErrorCode::not_found, "worker id " + std::to_string(id.value()) +
                                         " is not in this world; ids are 0 to " +
                                         std::to_string(lives_.end() - 1));
@@ -135,7 +136,7 @@ std::optional<Error> Members::objection(const transport::Hello& hello) const {
   const auto not_here = [&](ErrorCode code) {
     return Error(code, claimed_identity(hello) + " is not in this world");
   };
-  const Life* present = life(WorkerId(hello.id));
+  const PeerLife* present = life(WorkerId(hello.id));
   if (present == nullptr || present->info().name != hello.name)
     return not_here(ErrorCode::unauthenticated);
   if (present->info().epoch != hello.epoch) return not_here(ErrorCode::disconnected);

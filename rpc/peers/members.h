@@ -35,14 +35,14 @@ struct Member {
 };
 
 // One life of a worker, as long as this worker's agent exists: what other parts keep for it.
-struct Life {
-  Life(Member its_member, Life* former);
-  ~Life();
+struct PeerLife {
+  PeerLife(Member its_member, PeerLife* former);
+  ~PeerLife();
 
   [[nodiscard]] const WorkerInfo& info() const noexcept { return member.info; }
 
   const Member member;
-  Life* const previous;              // the former life of the same worker, if this worker knew it
+  PeerLife* const previous;          // the former life of the same worker, if this worker knew it
   std::shared_ptr<Session> session;  // what is sent to it; constant
   std::shared_ptr<Session> echo;     // of this worker itself: its accepting half; else null
   std::unique_ptr<Peer> peer;  // guarded by the mutex of the PeerTable; the pointer is constant
@@ -67,11 +67,11 @@ class Members {
   ~Members();
 
   // Called once a life is complete, before other threads see it.
-  using Complete = std::function<void(Life&)>;
+  using Complete = std::function<void(PeerLife&)>;
   // Adds a new worker, or a life that follows the present one of its worker. Throws
   // Error(invalid_argument) for an id or name of another worker, an epoch that is not higher, or an
   // id that is too large. Nothing has changed when it throws.
-  Life& add(Member member, const Complete& complete);
+  PeerLife& add(Member member, const Complete& complete);
   // Why add() would throw; nothing if it would not.
   [[nodiscard]] std::optional<Error> refusal(const WorkerInfo& info) const;
 
@@ -84,10 +84,10 @@ class Members {
     lives_.for_each(f);
   }
   // The present life; null for an id that is not in this world.
-  [[nodiscard]] Life* life(WorkerId id) const noexcept { return lives_.at(id.value()); }
+  [[nodiscard]] PeerLife* life(WorkerId id) const noexcept { return lives_.at(id.value()); }
   // This very life, be it over; null if there was none.
-  [[nodiscard]] Life* life(WorkerId id, std::uint64_t epoch) const noexcept {
-    Life* found = life(id);
+  [[nodiscard]] PeerLife* life(WorkerId id, std::uint64_t epoch) const noexcept {
+    PeerLife* found = life(id);
     while (found != nullptr && found->info().epoch != epoch) [[unlikely]] found = found->previous;
     return found;
   }
@@ -113,7 +113,7 @@ class Members {
   [[nodiscard]] std::atomic<Name*>& bucket(std::string_view name) const;
   [[nodiscard]] const Name* named(std::string_view name) const;
 
-  base::PublishedTable<Life> lives_;  // by id
+  base::PublishedTable<PeerLife> lives_;  // by id
   std::atomic<std::size_t> size_{0};
   mutable std::atomic<Name*> names_[kBuckets]{};  // lists that only grow, at their heads
 };

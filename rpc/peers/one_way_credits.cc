@@ -41,7 +41,7 @@ OneWayCredits::Handled OneWayCredits::given_back(const Handled& handled) noexcep
   return fresh;
 }
 
-OneWayCredits::Handled OneWayCredits::tell() noexcept {
+OneWayCredits::Handled OneWayCredits::report() noexcept {
   const Handled now{handled_calls_.load(), handled_bytes_.load()};
   tell_at_ = now.calls >= told_until_
                  ? kNever
@@ -55,14 +55,14 @@ std::optional<OneWayCredits::Handled> OneWayCredits::handled(std::size_t bytes) 
   if (calls < tell_at_.load()) return std::nullopt;
   base::MutexLock lock(mutex_);
   if (calls < tell_at_.load()) return std::nullopt;
-  return tell();
+  return report();
 }
 
 OneWayCredits::Handled OneWayCredits::asked(std::uint64_t calls) noexcept {
   base::MutexLock lock(mutex_);
   told_until_ = calls;
   tell_at_ = 0;  // before the count is read: who counts looks at this afterwards
-  return tell();
+  return report();
 }
 
 }  // namespace stitch::rpc

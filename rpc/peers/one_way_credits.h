@@ -43,7 +43,7 @@ class OneWayCredits {
 
  private:
   static constexpr std::uint64_t kNever = std::numeric_limits<std::uint64_t>::max();
-  [[nodiscard]] Handled tell() noexcept STITCH_REQUIRES(mutex_);
+  [[nodiscard]] Handled report() noexcept STITCH_REQUIRES(mutex_);
 
   const PeerLimits limits_;
   std::atomic<std::uint64_t> handled_calls_{0};

@@ -18,7 +18,7 @@ Error not_needed() { return Error(ErrorCode::disconnected, "the connection is no
 
 }  // namespace
 
-Peer::Peer(Life& life, WorkerId self, std::vector<bool> reachable, Clock::duration grace,
+Peer::Peer(PeerLife& life, WorkerId self, std::vector<bool> reachable, Clock::duration grace,
            std::uint64_t token, const Now& now)
     : life_(life), self_(self), grace_(grace), token_(token), now_(now) {
   const auto& addresses = life.member.addresses;

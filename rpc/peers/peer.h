@@ -24,12 +24,12 @@ namespace stitch::rpc {
 // with the connection's event handlers. Except for `bound`, what changes is guarded by the mutex of
 // the PeerTable.
 struct PeerConnection {
-  Life* target = nullptr;   // whom this worker connects to; null: a peer connected here
-  std::size_t address = 0;  // index of the target's address
+  PeerLife* target = nullptr;  // whom this worker connects to; null: a peer connected here
+  std::size_t address = 0;     // index of the target's address
   std::atomic<bool> bound{false};
   std::shared_ptr<Session> session{};                   // constant once bound
   std::shared_ptr<transport::Connection> connection{};  // until it ends
-  Life* peer = nullptr;                                 // who is at the other end, once open
+  PeerLife* peer = nullptr;                             // who is at the other end, once open
   std::uint64_t generation = 0;                         // offered or accepted
   bool accepted = false;                                // this worker's attempt: it has sent ACCEPT
   bool ended = false;
@@ -83,7 +83,7 @@ class Peer {
 
   // `reachable`, by address: whether this worker has a transport for it. `token`: what a session
   // that begins here is known by; not 0, and not to be guessed. `now`: valid as long as this.
-  Peer(Life& life, WorkerId self, std::vector<bool> reachable, Clock::duration grace,
+  Peer(PeerLife& life, WorkerId self, std::vector<bool> reachable, Clock::duration grace,
        std::uint64_t token, const Now& now);
 
   // ---- events of its connections
@@ -183,7 +183,7 @@ class Peer {
   // Of a peer whose connection could not be replaced.
   void lose_broken(const std::string& why, Effects& effects);
 
-  Life& life_;
+  PeerLife& life_;
   const WorkerId self_;
   const Clock::duration grace_;
   std::uint64_t token_;

@@ -128,10 +128,11 @@ void PeerBudget::give_up() noexcept {
 
 // ---- requests of the peer
 
-const char* PeerBudget::hold(std::size_t bytes) noexcept {
-  const std::uint64_t before = held_.fetch_add(packed(bytes));
-  const std::uint64_t held = before & kByteMask;
-  if (bytes > limits_.bytes || (held != 0 && held + bytes + kCallBytes > kBudgets * limits_.bytes))
+const char* PeerBudget::count_received(std::size_t bytes) noexcept {
+  const std::uint64_t before = received_.fetch_add(packed(bytes));
+  const std::uint64_t received = before & kByteMask;
+  if (bytes > limits_.bytes ||
+      (received != 0 && received + bytes + kCallBytes > kBudgets * limits_.bytes))
     return kBytesName;
   return before >> kByteBits >= kBudgets * limits_.calls ? kCallsName : nullptr;
 }
@@ -139,12 +140,12 @@ const char* PeerBudget::hold(std::size_t bytes) noexcept {
 PeerBudget::Numbers PeerBudget::numbers() const {
   Numbers numbers;
   const std::uint64_t used = used_.load();
-  const std::uint64_t held = held_.load();
+  const std::uint64_t received = received_.load();
   numbers.calls = used >> kByteBits;
   numbers.bytes = used & kByteMask;
   numbers.unwritten_bytes = unwritten_[0].load() + unwritten_[1].load();
-  numbers.held_calls = held >> kByteBits;
-  numbers.held_bytes = (held & kByteMask) - numbers.held_calls * kCallBytes;
+  numbers.received_calls = received >> kByteBits;
+  numbers.received_bytes = (received & kByteMask) - numbers.received_calls * kCallBytes;
   base::MutexLock lock(mutex_);
   numbers.waiting = threads_.size();
   for (const auto& requests : unsent_) {

@@ -30,7 +30,7 @@ namespace stitch::rpc {
 // there (the window): a request that is cancelled or late before that is never written. Small
 // requests pass large ones that wait for the window.
 //
-// Thread contract: any thread. No lock is held while a request's `go` is called.
+// Thread contract: any thread. No lock is received while a request's `go` is called.
 class PeerBudget {
  public:
   using Clock = std::chrono::steady_clock;
@@ -86,11 +86,11 @@ class PeerBudget {
   void give_up() noexcept STITCH_EXCLUDES(mutex_);
 
   // ---- requests of the peer
-  // Counts one until end_held(). The limit that it exceeds, as text; null when there is room.
+  // Counts one until end_received(). The limit that it exceeds, as text; null when there is room.
   static constexpr char kBytesName[] = "max_inflight_bytes";
   static constexpr char kCallsName[] = "max_inflight_calls";
-  [[nodiscard]] const char* hold(std::size_t bytes) noexcept;
-  void end_held(std::size_t bytes) noexcept { held_.fetch_sub(packed(bytes)); }
+  [[nodiscard]] const char* count_received(std::size_t bytes) noexcept;
+  void end_received(std::size_t bytes) noexcept { received_.fetch_sub(packed(bytes)); }
 
   struct Numbers {
     std::size_t calls = 0;            // under way
@@ -98,8 +98,8 @@ class PeerBudget {
     std::size_t unwritten_bytes = 0;  // of these, with the transport
     std::size_t waiting = 0;          // threads for room, and requests for the window
     std::size_t waiting_bytes = 0;    // of these requests
-    std::size_t held_calls = 0;       // of the peer
-    std::size_t held_bytes = 0;
+    std::size_t received_calls = 0;   // of the peer
+    std::size_t received_bytes = 0;
   };
   [[nodiscard]] Numbers numbers() const STITCH_EXCLUDES(mutex_);
   [[nodiscard]] const PeerLimits& limits() const noexcept { return limits_; }
@@ -129,7 +129,7 @@ class PeerBudget {
   std::array<std::atomic<std::size_t>, 2> unwritten_{};
   std::array<std::atomic<std::size_t>, 2> queued_{};  // of unsent_, and the one in pump()
   std::atomic<bool> given_up_{false};
-  alignas(64) std::atomic<std::uint64_t> held_{0};  // packed
+  alignas(64) std::atomic<std::uint64_t> received_{0};  // packed
 
   mutable base::Mutex mutex_;
   std::list<base::CondVar> threads_ STITCH_GUARDED_BY(mutex_);  // in the order of their waits

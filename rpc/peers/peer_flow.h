@@ -38,11 +38,11 @@ struct PeerFlow {
     return std::min(counted(bytes, beside) + kCallBytes, limits().bytes);
   }
   // Counts a frame of the peer that waits for tensors beside it. False when that exceeds
-  // the limit; end_held_data() in any case.
-  [[nodiscard]] bool hold_data(std::size_t bytes) noexcept {
-    return held_data.fetch_add(bytes) + bytes <= limits().bytes;
+  // the limit; end_received_data() in any case.
+  [[nodiscard]] bool count_received_data(std::size_t bytes) noexcept {
+    return received_data.fetch_add(bytes) + bytes <= limits().bytes;
   }
-  void end_held_data(std::size_t bytes) noexcept { held_data.fetch_sub(bytes); }
+  void end_received_data(std::size_t bytes) noexcept { received_data.fetch_sub(bytes); }
 
   // The peer is lost, or this worker stops: nothing waits from now on.
   void give_up() noexcept {
@@ -56,7 +56,7 @@ struct PeerFlow {
   UnwrittenReplies replies;                   // and the handlers that are parked for them
   FrameQueue frames;                          // gradients
   std::atomic<std::size_t> control_bytes{0};  // control frames, not written yet
-  std::atomic<std::size_t> held_data{0};
+  std::atomic<std::size_t> received_data{0};
 };
 
 }  // namespace stitch::rpc

@@ -44,7 +44,8 @@ void PeerTable::start(const std::vector<Member>& members, WorkerId self, Events 
   {
     base::MutexLock lock(mutex_);
     for (const Member& member : members)
-      members_.add(member, [this](Life& life) STITCH_NO_THREAD_SAFETY_ANALYSIS { complete(life); })
+      members_
+          .add(member, [this](PeerLife& life) STITCH_NO_THREAD_SAFETY_ANALYSIS { complete(life); })
           .announced.store(true);
     started_ = true;
     early.swap(early_);
@@ -93,7 +94,7 @@ transport::ConnectionEvents PeerTable::events_for(const PeerConnectionPtr& peer_
 }
 
 void PeerTable::receive(const PeerConnectionPtr& sender, transport::Message&& message) {
-  Life& from = *sender->peer;  // constant once bound, as the session
+  PeerLife& from = *sender->peer;  // constant once bound, as the session
   if (from.over.load(std::memory_order_acquire)) [[unlikely]]
     return;
   const auto& session = sender->session;
@@ -117,7 +118,7 @@ void PeerTable::receive(const PeerConnectionPtr& sender, transport::Message&& me
 void PeerTable::on_unnumbered(const PeerConnectionPtr& sender, const transport::Message& message) {
   const auto head = transport::peek_frame(message.frame);
   if (head && head->kind == wire::kReceived) return;
-  Life& life = *sender->peer;
+  PeerLife& life = *sender->peer;
   if (head && head->kind == wire::kHeartbeat) {
     base::ByteReader in(head->body, "heartbeat");
     Digests digests{};
@@ -133,7 +134,7 @@ void PeerTable::on_unnumbered(const PeerConnectionPtr& sender, const transport::
       throw Error(ErrorCode::protocol, "message without a number");
     peer(life).on_bind(sender, Bind::decode(head->body), effects);
   }
-  perform(life, std::move(effects));
+  carry_out(life, std::move(effects));
 }
 
 std::optional<Error> PeerTable::objection(const transport::Hello& hello,
@@ -163,7 +164,7 @@ void PeerTable::on_open(const PeerConnectionPtr& opened, const ConnectionPtr& co
     const transport::Hello& hello = connection->peer();
     const WorkerInfo claimed{hello.name, WorkerId(hello.id), hello.epoch};
     auto why = objection(hello, connection->describe());
-    Life* const life = members_.life(claimed.id, claimed.epoch);
+    PeerLife* const life = members_.life(claimed.id, claimed.epoch);
     const bool waits =
         opened->target == nullptr &&
         (why ? events_.on_notice != nullptr && claimed.id != self_ && !members_.refusal(claimed)
@@ -173,15 +174,7 @@ void PeerTable::on_open(const PeerConnectionPtr& opened, const ConnectionPtr& co
     // before that is read, TCP would drop what it is told. Half of the places are for joiners.
     hears_first = refuse && opened->target == nullptr && !closing_ &&
                   events_.on_notice != nullptr && strangers_.size() < kMaxStrangers / 2;
-    if ((waits && !closing_) || hears_first) {
-      if (strangers_.size() >= kMaxStrangers) {  // the one that has been silent longest
-        effects.close.emplace_back(
-            strangers_.front()->connection,
-            Error(ErrorCode::overloaded, "too many workers that are no members are connected"));
-        strangers_.erase(strangers_.begin());
-      }
-      strangers_.push_back(opened);
-    }
+    if ((waits && !closing_) || hears_first) add_stranger(opened, effects);
     if (refuse) {
       if (!why) why = life->peer->lost();
       refused.emplace(claimed, why.value_or(Error(ErrorCode::disconnected, "it is over")));
@@ -191,30 +184,40 @@ void PeerTable::on_open(const PeerConnectionPtr& opened, const ConnectionPtr& co
       peer(*opened->peer).on_open(opened, effects);
     }
   }
-  if (refused) {
-    auto message = events_.obituary ? events_.obituary(refused->first) : std::nullopt;
-    if (message) {
-      connection->send(std::move(*message), [connection, reason = refused->second,
-                                             hears_first](const std::optional<Error>& error) {
-        if (error || !hears_first) connection->close(reason);
-      });
-    } else {
-      connection->close(refused->second);
-    }
-  }
+  if (refused) refuse_connection(connection, refused->first, refused->second, hears_first);
   if (opened->peer != nullptr && !refused) {
-    perform(*opened->peer, std::move(effects));
+    carry_out(*opened->peer, std::move(effects));
   } else {
     for (auto& each : effects.close) each.first->close(each.second);
   }
 }
 
+void PeerTable::add_stranger(const PeerConnectionPtr& opened, Effects& effects) {
+  if (strangers_.size() >= kMaxStrangers) {  // the one that has been silent longest
+    effects.close.emplace_back(
+        strangers_.front()->connection,
+        Error(ErrorCode::overloaded, "too many workers that are no members are connected"));
+    strangers_.erase(strangers_.begin());
+  }
+  strangers_.push_back(opened);
+}
+
+void PeerTable::refuse_connection(const ConnectionPtr& connection, const WorkerInfo& claimed,
+                                  const Error& reason, bool hears_first) const {
+  auto message = events_.obituary ? events_.obituary(claimed) : std::nullopt;
+  if (!message) return connection->close(reason);
+  connection->send(std::move(*message),
+                   [connection, reason, hears_first](const std::optional<Error>& error) {
+                     if (error || !hears_first) connection->close(reason);
+                   });
+}
+
 void PeerTable::on_first_message(const PeerConnectionPtr& sender, const ConnectionPtr& connection,
                                  transport::Message message) {
   const auto head = transport::peek_frame(message.frame);
-  const Life* from = nullptr;  // of a notice
+  const PeerLife* from = nullptr;  // of a notice
   Effects effects;
-  Life* life = nullptr;
+  PeerLife* life = nullptr;
   try {
     base::MutexLock lock(mutex_);
     if (sender->ended) return;
@@ -239,13 +242,13 @@ void PeerTable::on_first_message(const PeerConnectionPtr& sender, const Connecti
     return;
   }
   if (effects.attach) record("connection bound", *life);
-  perform(*life, std::move(effects));
+  carry_out(*life, std::move(effects));
 }
 
 void PeerTable::on_closed(const PeerConnectionPtr& closed, const Error& reason,
                           bool no_process_listens) {
   Effects effects;
-  Life* life = nullptr;
+  PeerLife* life = nullptr;
   {
     base::MutexLock lock(mutex_);
     if (closed->ended) return;
@@ -265,12 +268,12 @@ void PeerTable::on_closed(const PeerConnectionPtr& closed, const Error& reason,
     peer(*life).on_closed(closed, reason, no_process_listens, effects);
     closed->connection.reset();
   }
-  perform(*life, std::move(effects));
+  carry_out(*life, std::move(effects));
 }
 
 // ---- effects
 
-void PeerTable::perform(Life& life, Effects effects) noexcept {
+void PeerTable::carry_out(PeerLife& life, Effects effects) noexcept {
   for (auto& each : effects.close) each.first->close(each.second);
   if (effects.detach) effects.detach->detach(effects.detach_from);
   if (effects.send_bind) send_bind(effects);
@@ -292,7 +295,8 @@ void PeerTable::perform(Life& life, Effects effects) noexcept {
 }
 
 // Once for each transport: it would be the same for many peers.
-void PeerTable::say_passed_over(const Life& life, const std::pair<std::string, Error>& address) {
+void PeerTable::say_passed_over(const PeerLife& life,
+                                const std::pair<std::string, Error>& address) {
   {
     base::MutexLock lock(mutex_);
     if (!passed_over_.insert(scheme_of(address.first)).second) return;
@@ -315,7 +319,7 @@ void PeerTable::send_bind(Effects& effects) {
   effects.send_bind->send(effects.bind.encode(), std::move(done));
 }
 
-void PeerTable::attach(Life& life, const Effects& effects) {
+void PeerTable::attach(PeerLife& life, const Effects& effects) {
   try {
     effects.attach->attach(effects.attach_to, effects.generation, effects.received_by_peer);
   } catch (const Error& error) {
@@ -349,7 +353,7 @@ void PeerTable::connect(const PeerConnectionPtr& attempt) {
 
 void PeerTable::send(const WorkerInfo& to, const ConnectionPtr& connection,
                      transport::Message message, transport::SendDone done, std::uint64_t call_id) {
-  Life& life = known(to);
+  PeerLife& life = known_life(to);
   if (connection) {
     connection->send(std::move(message), std::move(done));
   } else {
@@ -360,23 +364,23 @@ void PeerTable::send(const WorkerInfo& to, const ConnectionPtr& connection,
 void PeerTable::reach(WorkerId id) { reach(*members_.life(id)); }
 
 void PeerTable::try_to_reach(const WorkerInfo& info) {
-  Life* life = members_.life(info.id, info.epoch);
+  PeerLife* life = members_.life(info.id, info.epoch);
   if (life == nullptr) return;
   Effects effects;
   {
     base::MutexLock lock(mutex_);
     peer(*life).try_to_connect(effects);
   }
-  perform(*life, std::move(effects));
+  carry_out(*life, std::move(effects));
 }
 
-void PeerTable::reach(Life& life) {
+void PeerTable::reach(PeerLife& life) {
   Effects effects;
   {
     base::MutexLock lock(mutex_);
     peer(life).connect(effects);
   }
-  perform(life, std::move(effects));
+  carry_out(life, std::move(effects));
 }
 
 bool PeerTable::help(base::AwaitedFlag& done, std::chrono::steady_clock::time_point deadline) {
@@ -389,22 +393,22 @@ bool PeerTable::help(base::AwaitedFlag& done, std::chrono::steady_clock::time_po
 // ---- ending
 
 void PeerTable::give_up(const WorkerInfo& given_up, const Error& reason) {
-  give_up(known(given_up), reason);
+  give_up(known_life(given_up), reason);
 }
 
-void PeerTable::give_up(Life& life, const Error& reason) {
+void PeerTable::give_up(PeerLife& life, const Error& reason) {
   Effects effects;
   {
     base::MutexLock lock(mutex_);
     peer(life).give_up(reason, effects);
   }
-  perform(life, std::move(effects));
+  carry_out(life, std::move(effects));
 }
 
 void PeerTable::expect_closing() {
   base::MutexLock lock(mutex_);
   closing_ = true;
-  members_.for_each([&](Life& life)
+  members_.for_each([&](PeerLife& life)
                         STITCH_NO_THREAD_SAFETY_ANALYSIS { peer(life).expect_closing(); });
 }
 
@@ -415,22 +419,22 @@ void PeerTable::close() noexcept {
   for (const auto& endpoint : endpoints_) endpoint->close();
   for (const auto& endpoint : endpoints_) endpoint->join();
   const Error closed(ErrorCode::shutting_down, "this worker has shut down");
-  std::vector<Life*> lives;
+  std::vector<PeerLife*> lives;
   {
     base::MutexLock lock(mutex_);
     early_.clear();
     strangers_.clear();
-    members_.for_each([&](Life& life) {
-      for (Life* each = &life; each != nullptr; each = each->previous) lives.push_back(each);
+    members_.for_each([&](PeerLife& life) {
+      for (PeerLife* each = &life; each != nullptr; each = each->previous) lives.push_back(each);
     });
   }
-  for (Life* life : lives) {
+  for (PeerLife* life : lives) {
     Effects effects;
     {
       base::MutexLock lock(mutex_);
       peer(*life).close(closed, effects);
     }
-    perform(*life, std::move(effects));
+    carry_out(*life, std::move(effects));
   }
 }
 
@@ -439,7 +443,7 @@ void PeerTable::say_goodbye() {
   std::vector<ConnectionPtr> bound;
   {
     base::MutexLock lock(mutex_);
-    members_.for_each([&](Life& life) STITCH_NO_THREAD_SAFETY_ANALYSIS {
+    members_.for_each([&](PeerLife& life) STITCH_NO_THREAD_SAFETY_ANALYSIS {
       const auto& connection = peer(life).bound();
       if (connection && life.info().id != self_) bound.push_back(connection->connection);
     });
@@ -461,13 +465,13 @@ constexpr std::size_t kMinPassedOn = std::size_t{64} << 20;
 
 // ---- lives
 
-Life& PeerTable::known(const WorkerInfo& info) const {
-  if (Life* life = members_.life(info.id, info.epoch)) return *life;
+PeerLife& PeerTable::known_life(const WorkerInfo& info) const {
+  if (PeerLife* life = members_.life(info.id, info.epoch)) return *life;
   static_cast<void>(members_.find(info));  // says why not
   throw Error(ErrorCode::not_found, to_string(info) + " is not in this world");
 }
 
-void PeerTable::complete(Life& life) {
+void PeerTable::complete(PeerLife& life) {
   std::vector<bool> reachable;
   for (const auto& address : life.member.addresses)
     reachable.push_back(by_scheme_.contains(scheme_of(address)));
@@ -479,7 +483,7 @@ void PeerTable::complete(Life& life) {
   if (closing_) life.peer->expect_closing();
 }
 
-std::shared_ptr<Session> PeerTable::make_session(Life& life) {
+std::shared_ptr<Session> PeerTable::make_session(PeerLife& life) {
   // Both what this worker has asked for and its answers may be on the way to one peer.
   const std::size_t max_passed_on =
       kMinPassedOn + 2 * std::min(limits_.bytes, std::size_t{1} << 48);
@@ -493,25 +497,25 @@ std::shared_ptr<Session> PeerTable::make_session(Life& life) {
       max_passed_on, max_untold);
 }
 
-Life& PeerTable::add_life(const Member& member) {
+PeerLife& PeerTable::add_life(const Member& member) {
   Effects effects;
-  Life* added = nullptr;
+  PeerLife* added = nullptr;
   {
     base::MutexLock lock(mutex_);
-    added = &members_.add(member,
-                          [this](Life& life) STITCH_NO_THREAD_SAFETY_ANALYSIS { complete(life); });
-    if (Life* former = added->previous) {
+    added = &members_.add(
+        member, [this](PeerLife& life) STITCH_NO_THREAD_SAFETY_ANALYSIS { complete(life); });
+    if (PeerLife* former = added->previous) {
       former->over.store(true, std::memory_order_release);
       peer(*former).lose(
           Error(ErrorCode::disconnected, "it is now epoch " + std::to_string(member.info.epoch)),
           effects);
     }
   }
-  if (added->previous != nullptr) perform(*added->previous, std::move(effects));
+  if (added->previous != nullptr) carry_out(*added->previous, std::move(effects));
   return *added;
 }
 
-void PeerTable::admit(Life& life) {
+void PeerTable::admit(PeerLife& life) {
   std::vector<std::pair<PeerConnectionPtr, ConnectionPtr>> waiting;
   {
     base::MutexLock lock(mutex_);
@@ -527,7 +531,7 @@ void PeerTable::admit(Life& life) {
 }
 
 void PeerTable::end(const WorkerInfo& info, const Error& reason, bool over, bool tell) {
-  Life* life = members_.life(info.id, info.epoch);
+  PeerLife* life = members_.life(info.id, info.epoch);
   if (life == nullptr) return;
   Effects effects;
   {
@@ -539,13 +543,13 @@ void PeerTable::end(const WorkerInfo& info, const Error& reason, bool over, bool
       peer(*life).lose(reason, effects);
     }
   }
-  perform(*life, std::move(effects));
+  carry_out(*life, std::move(effects));
 }
 
 std::vector<PeerTable::Link> PeerTable::links() {
   std::vector<Link> links;
   base::MutexLock lock(mutex_);
-  members_.for_each([&](Life& life) STITCH_NO_THREAD_SAFETY_ANALYSIS {
+  members_.for_each([&](PeerLife& life) STITCH_NO_THREAD_SAFETY_ANALYSIS {
     const auto& bound = peer(life).bound();
     if (!bound || !bound->connection || bound->in_process) return;
     const auto when = heard(life);
@@ -556,7 +560,7 @@ std::vector<PeerTable::Link> PeerTable::links() {
 }
 
 // It cannot be heard while this side does not read. REQUIRES: a bound connection.
-PeerTable::Clock::time_point PeerTable::heard(const Life& life) const {
+PeerTable::Clock::time_point PeerTable::heard(const PeerLife& life) const {
   const transport::Connection& connection = *peer(life).bound()->connection;
   return connection.holds_back() ? Clock::now() : connection.heard();
 }
@@ -569,7 +573,7 @@ void PeerTable::beat() noexcept {
   std::vector<std::shared_ptr<Session>> sessions;
   {
     base::MutexLock lock(mutex_);
-    members_.for_each([&](const Life& life) STITCH_NO_THREAD_SAFETY_ANALYSIS {
+    members_.for_each([&](const PeerLife& life) STITCH_NO_THREAD_SAFETY_ANALYSIS {
       const auto& bound = peer(life).bound();
       if (bound && !bound->in_process) sessions.push_back(bound->session);
     });
@@ -583,7 +587,7 @@ void PeerTable::trim() {
   std::vector<ConnectionPtr> connections;
   {
     base::MutexLock lock(mutex_);
-    members_.for_each([&](const Life& life) STITCH_NO_THREAD_SAFETY_ANALYSIS {
+    members_.for_each([&](const PeerLife& life) STITCH_NO_THREAD_SAFETY_ANALYSIS {
       const auto& bound = peer(life).bound();
       if (bound && bound->connection && !bound->in_process)
         connections.push_back(bound->connection);
@@ -592,11 +596,11 @@ void PeerTable::trim() {
   for (const auto& connection : connections) connection->trim();
 }
 
-std::vector<const Life*> PeerTable::unconnected() const {
-  std::vector<const Life*> lives;
+std::vector<const PeerLife*> PeerTable::unconnected() const {
+  std::vector<const PeerLife*> lives;
   base::MutexLock lock(mutex_);
   if (closing_) return lives;
-  members_.for_each([&](const Life& life) STITCH_NO_THREAD_SAFETY_ANALYSIS {
+  members_.for_each([&](const PeerLife& life) STITCH_NO_THREAD_SAFETY_ANALYSIS {
     const Peer& about = peer(life);
     if (life.info().id == self_ || about.bound() || about.broken() || about.lost()) return;
     const auto& addresses = life.member.addresses;
@@ -608,13 +612,13 @@ std::vector<const Life*> PeerTable::unconnected() const {
   return lives;
 }
 
-void PeerTable::on_timer(Life& life) {
+void PeerTable::on_timer(PeerLife& life) {
   Effects effects;
   {
     base::MutexLock lock(mutex_);
     peer(life).on_timer(effects);
   }
-  perform(life, std::move(effects));
+  carry_out(life, std::move(effects));
 }
 
 // ---- state
@@ -625,20 +629,20 @@ bool PeerTable::closing() const {
 }
 
 std::optional<Error> PeerTable::lost(WorkerId id) const {
-  const Life* life = members_.life(id);
+  const PeerLife* life = members_.life(id);
   if (life == nullptr) return std::nullopt;
   base::MutexLock lock(mutex_);
   return peer(*life).lost();
 }
 
 std::optional<Error> PeerTable::lost(const WorkerInfo& info) const {
-  const Life& life = known(info);
+  const PeerLife& life = known_life(info);
   base::MutexLock lock(mutex_);
   return peer(life).lost();
 }
 
 std::string PeerTable::condition(const WorkerInfo& info) const {
-  const Life& life = known(info);
+  const PeerLife& life = known_life(info);
   base::MutexLock lock(mutex_);
   const Peer& about = peer(life);
   if (about.lost()) return "worker is gone";
@@ -659,15 +663,15 @@ std::string PeerTable::condition(const WorkerInfo& info) const {
 std::size_t PeerTable::lost_lives() const {
   base::MutexLock lock(mutex_);
   std::size_t count = 0;
-  members_.for_each([&](const Life& life) STITCH_NO_THREAD_SAFETY_ANALYSIS {
-    for (const Life* each = &life; each != nullptr; each = each->previous)
+  members_.for_each([&](const PeerLife& life) STITCH_NO_THREAD_SAFETY_ANALYSIS {
+    for (const PeerLife* each = &life; each != nullptr; each = each->previous)
       count += each != &life || peer(*each).lost() ? 1 : 0;
   });
   return count;
 }
 
 bool PeerTable::connected(const WorkerInfo& info) const {
-  const Life& life = known(info);
+  const PeerLife& life = known_life(info);
   base::MutexLock lock(mutex_);
   return peer(life).bound() != nullptr;
 }
@@ -675,7 +679,7 @@ bool PeerTable::connected(const WorkerInfo& info) const {
 std::size_t PeerTable::connections() const {
   base::MutexLock lock(mutex_);
   std::size_t count = 0;
-  members_.for_each([&](const Life& life)
+  members_.for_each([&](const PeerLife& life)
                         STITCH_NO_THREAD_SAFETY_ANALYSIS { count += peer(life).bound() ? 1 : 0; });
   return count;
 }
@@ -683,7 +687,7 @@ std::size_t PeerTable::connections() const {
 std::uint64_t PeerTable::failed_tries() const {
   base::MutexLock lock(mutex_);
   std::uint64_t count = 0;
-  members_.for_each([&](const Life& life) STITCH_NO_THREAD_SAFETY_ANALYSIS {
+  members_.for_each([&](const PeerLife& life) STITCH_NO_THREAD_SAFETY_ANALYSIS {
     count += peer(life).failed_attempts();
   });
   return count;
@@ -692,7 +696,7 @@ std::uint64_t PeerTable::failed_tries() const {
 bool PeerTable::awaits_acknowledgment(Unacknowledged what) const {
   base::MutexLock lock(mutex_);
   bool awaits = false;
-  members_.for_each([&](const Life& life) STITCH_NO_THREAD_SAFETY_ANALYSIS {
+  members_.for_each([&](const PeerLife& life) STITCH_NO_THREAD_SAFETY_ANALYSIS {
     awaits = awaits || (peer(life).bound() && life.session->awaits(what));
   });
   return awaits;
@@ -701,7 +705,7 @@ bool PeerTable::awaits_acknowledgment(Unacknowledged what) const {
 void PeerTable::debug_info(std::map<std::string, std::int64_t>& numbers) const {
   numbers.emplace("rpc.connections", static_cast<std::int64_t>(connections()));
   numbers.emplace("rpc.failed_tries_to_connect", static_cast<std::int64_t>(failed_tries()));
-  members_.for_each([&](const Life& life) {
+  members_.for_each([&](const PeerLife& life) {
     const std::string key = "rpc.peer." + life.info().name + ".connect_failures.";
     if (life.over.load(std::memory_order_acquire)) return;
     base::MutexLock lock(mutex_);
@@ -710,7 +714,7 @@ void PeerTable::debug_info(std::map<std::string, std::int64_t>& numbers) const {
       numbers[key + address] += static_cast<std::int64_t>(failures);
     });
   });
-  members_.for_each([&](const Life& life) {
+  members_.for_each([&](const PeerLife& life) {
     const auto add_traffic = [&, key = "rpc.peer." + life.info().name](const Session& session) {
       const auto traffic = session.statistics();
       numbers[key + ".messages_sent"] += static_cast<std::int64_t>(traffic.sent);
@@ -730,8 +734,8 @@ void PeerTable::debug_info(std::map<std::string, std::int64_t>& numbers) const {
     all.kept_messages += one.kept_messages;
     all.kept_bytes += one.kept_bytes;
   };
-  members_.for_each([&](const Life& life) {
-    for (const Life* each = &life; each != nullptr; each = each->previous) {
+  members_.for_each([&](const PeerLife& life) {
+    for (const PeerLife* each = &life; each != nullptr; each = each->previous) {
       add(*each->session);
       if (each->echo) add(*each->echo);
     }

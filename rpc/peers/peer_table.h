@@ -88,8 +88,8 @@ class PeerTable {
   // As Members.
   [[nodiscard]] std::size_t size() const noexcept { return members_.size(); }
   [[nodiscard]] std::vector<WorkerInfo> infos() const { return members_.infos(); }
-  [[nodiscard]] Life* life(WorkerId id) const noexcept { return members_.life(id); }
-  [[nodiscard]] Life* life(const WorkerInfo& info) const noexcept {
+  [[nodiscard]] PeerLife* life(WorkerId id) const noexcept { return members_.life(id); }
+  [[nodiscard]] PeerLife* life(const WorkerInfo& info) const noexcept {
     return members_.life(info.id, info.epoch);
   }
   [[nodiscard]] const WorkerInfo& find(std::string_view name) const { return members_.find(name); }
@@ -97,23 +97,23 @@ class PeerTable {
   [[nodiscard]] const WorkerInfo& find(const WorkerInfo& info) const { return members_.find(info); }
 
   // This very life, be it over. Throws Error(not_found) if this worker does not know it.
-  [[nodiscard]] Life& known(const WorkerInfo& info) const;
-  // Calls f(Life&) with the present life of each worker.
+  [[nodiscard]] PeerLife& known_life(const WorkerInfo& info) const;
+  // Calls f(PeerLife&) with the present life of each worker.
   template <class F>
   void for_each(F&& f) const {
     members_.for_each(f);
   }
   // Adds a worker, or a new life of one: the former life is then over, lost if it was not. Throws
   // as Members::add(). Its connections wait until admit().
-  Life& add_life(const Member& member) STITCH_EXCLUDES(mutex_);
-  void admit(Life& life) STITCH_EXCLUDES(mutex_);
+  PeerLife& add_life(const Member& member) STITCH_EXCLUDES(mutex_);
+  void admit(PeerLife& life) STITCH_EXCLUDES(mutex_);
   // Ends the connection to a life, which is lost before this returns; `over`: its messages are
   // dropped from now on; `tell`: it hears of that, and does not try to replace the connection.
   void end(const WorkerInfo& peer, const Error& reason, bool over, bool tell = false)
       STITCH_EXCLUDES(mutex_);
   // The bound connections to other processes, and when something of their peers last arrived.
   struct Link {
-    const Life* life;
+    const PeerLife* life;
     Clock::time_point heard;
   };
   [[nodiscard]] std::vector<Link> links() STITCH_EXCLUDES(mutex_);
@@ -127,7 +127,7 @@ class PeerTable {
   void trim() STITCH_EXCLUDES(mutex_);
   // The lives in other processes that this worker can connect to and to which there has been no
   // connection yet; none once broken connections are expected.
-  [[nodiscard]] std::vector<const Life*> unconnected() const STITCH_EXCLUDES(mutex_);
+  [[nodiscard]] std::vector<const PeerLife*> unconnected() const STITCH_EXCLUDES(mutex_);
   // Asks a worker over a connection of its own.
   void inquire(Inquiry inquiry);
 
@@ -183,6 +183,12 @@ class PeerTable {
   [[nodiscard]] transport::ConnectionEvents events_for(const PeerConnectionPtr& peer_connection);
   void on_open(const PeerConnectionPtr& opened, const ConnectionPtr& connection)
       STITCH_EXCLUDES(mutex_);
+  // Keeps a connection of a worker that is no member (yet), in place of the oldest if need be.
+  void add_stranger(const PeerConnectionPtr& opened, Effects& effects) STITCH_REQUIRES(mutex_);
+  // Tells the worker the end of its life where that is the reason, and closes the connection. With
+  // `hears_first` a worker that has been told closes it by itself.
+  void refuse_connection(const ConnectionPtr& connection, const WorkerInfo& claimed,
+                         const Error& reason, bool hears_first) const STITCH_EXCLUDES(mutex_);
   void on_closed(const PeerConnectionPtr& closed, const Error& reason, bool no_process_listens)
       STITCH_EXCLUDES(mutex_);
   // Over a connection that is not bound: BIND, or the connection is closed.
@@ -196,22 +202,24 @@ class PeerTable {
   // Why a connection must not be used with the worker that its hello names; nothing if it may.
   [[nodiscard]] std::optional<Error> objection(const transport::Hello& hello,
                                                const std::string& address) const;
-  void perform(Life& life, Effects effects) noexcept STITCH_EXCLUDES(mutex_);
+  void carry_out(PeerLife& life, Effects effects) noexcept STITCH_EXCLUDES(mutex_);
   static void send_bind(Effects& effects);
-  void say_passed_over(const Life& life, const std::pair<std::string, Error>& address)
+  void say_passed_over(const PeerLife& life, const std::pair<std::string, Error>& address)
       STITCH_EXCLUDES(mutex_);
-  void attach(Life& life, const Effects& effects) STITCH_EXCLUDES(mutex_);
+  void attach(PeerLife& life, const Effects& effects) STITCH_EXCLUDES(mutex_);
   void beat() noexcept STITCH_EXCLUDES(mutex_);
-  [[nodiscard]] Clock::time_point heard(const Life& life) const STITCH_REQUIRES(mutex_);
+  [[nodiscard]] Clock::time_point heard(const PeerLife& life) const STITCH_REQUIRES(mutex_);
   void connect(const PeerConnectionPtr& attempt) STITCH_EXCLUDES(mutex_);
-  void on_timer(Life& life) STITCH_EXCLUDES(mutex_);
-  void reach(Life& life) STITCH_EXCLUDES(mutex_);
-  void give_up(Life& life, const Error& reason) STITCH_EXCLUDES(mutex_);
+  void on_timer(PeerLife& life) STITCH_EXCLUDES(mutex_);
+  void reach(PeerLife& life) STITCH_EXCLUDES(mutex_);
+  void give_up(PeerLife& life, const Error& reason) STITCH_EXCLUDES(mutex_);
   void say_goodbye() STITCH_EXCLUDES(mutex_);
-  [[nodiscard]] std::shared_ptr<Session> make_session(Life& life);
-  [[nodiscard]] Peer& peer(const Life& life) const STITCH_REQUIRES(mutex_) { return *life.peer; }
-  void complete(Life& life) STITCH_REQUIRES(mutex_);
-  void record(const char* what, const Life& life) const noexcept {
+  [[nodiscard]] std::shared_ptr<Session> make_session(PeerLife& life);
+  [[nodiscard]] Peer& peer(const PeerLife& life) const STITCH_REQUIRES(mutex_) {
+    return *life.peer;
+  }
+  void complete(PeerLife& life) STITCH_REQUIRES(mutex_);
+  void record(const char* what, const PeerLife& life) const noexcept {
     if (ring_) ring_->record(what, life.info().id.value(), life.info().epoch);
   }
 

@@ -12,7 +12,7 @@ namespace stitch::rpc {
 
 // A message from send() until the peer has received it; part of Session. `message`, `number` and
 // `bytes` are constant but for replace() and change_time_left().
-struct Session::Kept {
+struct Session::KeptMessage {
   static void* operator new(std::size_t bytes) { return base::take_recycled(bytes); }
   static void operator delete(void* at, std::size_t bytes) noexcept { base::recycle(at, bytes); }
 
@@ -22,22 +22,26 @@ struct Session::Kept {
   std::uint64_t number = 0;  // without kLarge
   std::size_t bytes = 0;
   std::size_t stream = 0;
-  Kept* next = nullptr;  // under mutex_, as `sent`
-  bool sent = false;     // to some connection
+  KeptMessage* next = nullptr;  // under mutex_, as `sent`
+  bool sent = false;            // to some connection
   // How many hold it, and in the highest bit whether its end has been told.
   std::atomic<std::uint32_t> state{1};
 
-  static constexpr std::uint32_t kTold = std::uint32_t{1} << 31;
-  [[nodiscard]] bool told() const noexcept {
-    return (state.load(std::memory_order_acquire) & kTold) != 0;
+  static constexpr std::uint32_t kCompleted = std::uint32_t{1} << 31;
+  [[nodiscard]] bool completed() const noexcept {
+    return (state.load(std::memory_order_acquire) & kCompleted) != 0;
+  }
+  // Whether it was completed before.
+  [[nodiscard]] bool set_completed() noexcept {
+    return (state.fetch_or(kCompleted, std::memory_order_acq_rel) & kCompleted) != 0;
   }
   [[nodiscard]] std::uint32_t holders() const noexcept {
-    return state.load(std::memory_order_acquire) & ~kTold;
+    return state.load(std::memory_order_acquire) & ~kCompleted;
   }
   // One holder less; true for the last one. A sole holder stays the only one: others are added
   // under the lock, to what is in the list.
   [[nodiscard]] bool drop() noexcept {
-    return holders() == 1 || (state.fetch_sub(1, std::memory_order_acq_rel) & ~kTold) == 1;
+    return holders() == 1 || (state.fetch_sub(1, std::memory_order_acq_rel) & ~kCompleted) == 1;
   }
 };
 
@@ -84,15 +88,15 @@ transport::Message Session::empty_frame(std::uint16_t kind) {
 }
 
 Session::~Session() {
-  Kept* list = nullptr;
+  KeptMessage* list = nullptr;
   {
     base::MutexLock lock(mutex_);
     list = take_all();
   }
   const Error gone(ErrorCode::shutting_down, "this worker has shut down");
   while (list != nullptr) {
-    Kept& kept = *std::exchange(list, list->next);
-    tell(kept, gone);
+    KeptMessage& kept = *std::exchange(list, list->next);
+    complete(kept, gone);
     release(kept);
   }
 }
@@ -101,14 +105,14 @@ Session::~Session() {
 
 void Session::send(transport::Message message, transport::SendDone done, std::uint64_t call_id) {
   auto* const kept =
-      new Kept{.message = std::move(message), .done = std::move(done), .call_id = call_id};
+      new KeptMessage{.message = std::move(message), .done = std::move(done), .call_id = call_id};
   kept->bytes = bytes_of(kept->message);
   kept->stream = stream_of(kept->message, kept->bytes);
   transport::Connection* connection = nullptr;
   ConnectionPtr alive;
   bool unconnected = false;
   bool silent = false;
-  Kept* done_with = nullptr;
+  KeptMessage* done_with = nullptr;
   std::optional<Error> ended;
   {
     base::MutexLock lock(mutex_);
@@ -130,18 +134,18 @@ void Session::send(transport::Message message, transport::SendDone done, std::ui
   }
   if (ended) [[unlikely]] {
     kept->message = {};
-    tell(*kept, ended);
+    complete(*kept, ended);
     release(*kept);
     return;
   }
   if (connection != nullptr) transmit(*kept, *connection);
-  settle(done_with);
+  complete_all(done_with);
   if (unconnected) events_.on_unconnected();
   if (silent) [[unlikely]]
     close(Error(ErrorCode::overloaded, "it does not acknowledge what it is sent"));
 }
 
-void Session::keep(Kept& kept) {
+void Session::keep(KeptMessage& kept) {
   Stream& stream = streams_[kept.stream];
   kept.number = ++stream.last;
   last_sent_[kept.stream].store(kept.number, std::memory_order_release);
@@ -162,18 +166,18 @@ void Session::keep(Kept& kept) {
   sent_bytes_ += kept.bytes;
 }
 
-void Session::transmit(Kept& kept, transport::Connection& connection) {
+void Session::transmit(KeptMessage& kept, transport::Connection& connection) {
   transmit(kept, base::Bytes::borrowed(kept.message.frame), connection);
 }
 
-void Session::transmit(Kept& kept, base::Bytes frame, transport::Connection& connection) {
+void Session::transmit(KeptMessage& kept, base::Bytes frame, transport::Connection& connection) {
   connection.send({std::move(frame), kept.message.buffers},
                   [this, &kept](const std::optional<Error>& error) { transmitted(kept, error); });
 }
 
-void Session::transmitted(Kept& kept, const std::optional<Error>& error) {
+void Session::transmitted(KeptMessage& kept, const std::optional<Error>& error) {
   if (!error) [[likely]] {
-    tell(kept, error);
+    complete(kept, error);
   } else if (concerns_one_message(*error)) {
     return refused(kept, *error);
   }
@@ -181,7 +185,7 @@ void Session::transmitted(Kept& kept, const std::optional<Error>& error) {
   release(kept);
 }
 
-void Session::refused(Kept& kept, const Error& why) {
+void Session::refused(KeptMessage& kept, const Error& why) {
   transport::Connection* connection = nullptr;
   ConnectionPtr alive;
   transport::Message skip = empty_frame(wire::kSkip);
@@ -189,11 +193,11 @@ void Session::refused(Kept& kept, const Error& why) {
   {
     base::MutexLock lock(mutex_);
     replaced = replace(kept, skip);
-    const Kept* const unsent = streams_[kept.stream].unsent;
+    const KeptMessage* const unsent = streams_[kept.stream].unsent;
     if (replaced && (unsent == nullptr || unsent->number > kept.number)) connection = in_use(alive);
   }
   if (replaced) {
-    tell(kept, why);
+    complete(kept, why);
   } else {
     close(why);
   }
@@ -201,7 +205,7 @@ void Session::refused(Kept& kept, const Error& why) {
   release(kept);
 }
 
-bool Session::replace(Kept& kept, transport::Message& skip) {
+bool Session::replace(KeptMessage& kept, transport::Message& skip) {
   // If only the list and the caller hold it, no other thread reads the message.
   constexpr std::uint32_t kTwoAndNotTold = 2;
   if (!lists(kept) || kept.state.load(std::memory_order_acquire) != kTwoAndNotTold) return false;
@@ -216,24 +220,24 @@ bool Session::replace(Kept& kept, transport::Message& skip) {
   return true;
 }
 
-void Session::tell(Kept& kept, const std::optional<Error>& error) {
-  if (kept.told()) return;
-  if ((kept.state.fetch_or(Kept::kTold, std::memory_order_acq_rel) & Kept::kTold) != 0) return;
+void Session::complete(KeptMessage& kept, const std::optional<Error>& error) {
+  if (kept.completed()) return;
+  if (kept.set_completed()) return;
   if (!kept.done) return;
   kept.done(error);
   kept.done = nullptr;
 }
 
-void Session::release(Kept& kept) {
+void Session::release(KeptMessage& kept) {
   if (!kept.drop()) return;
-  if (!kept.told()) [[unlikely]] {
+  if (!kept.completed()) [[unlikely]] {
     std::optional<Error> reason;
     {
       base::MutexLock lock(mutex_);
       reason = end_reason_;
     }
     kept.message = {};
-    tell(kept, reason ? *reason : Error(ErrorCode::shutting_down, "this worker has shut down"));
+    complete(kept, reason ? *reason : Error(ErrorCode::shutting_down, "this worker has shut down"));
   }
   delete &kept;
 }
@@ -242,8 +246,8 @@ bool Session::peer_is_silent() {
   std::size_t messages = 0;
   std::size_t bytes = 0;
   for (const Stream& stream : streams_) {
-    for (const Kept* kept = stream.first; kept != nullptr; kept = kept->next) {
-      if (!kept->told()) continue;
+    for (const KeptMessage* kept = stream.first; kept != nullptr; kept = kept->next) {
+      if (!kept->completed()) continue;
       ++messages;
       bytes += kept->bytes;
     }
@@ -366,9 +370,9 @@ void Session::acknowledged(std::size_t stream, std::uint64_t number) {
   free_acknowledged();
 }
 
-Session::Kept* Session::take_all() {
-  Kept* list = nullptr;
-  Kept** end = &list;
+Session::KeptMessage* Session::take_all() {
+  KeptMessage* list = nullptr;
+  KeptMessage** end = &list;
   for (Stream& stream : streams_) {
     *end = stream.first;
     if (stream.newest != nullptr) end = &stream.newest->next;
@@ -378,14 +382,14 @@ Session::Kept* Session::take_all() {
   return list;
 }
 
-Session::Kept* Session::take_acknowledged() {
-  Kept* list = nullptr;
-  Kept** end = &list;
+Session::KeptMessage* Session::take_acknowledged() {
+  KeptMessage* list = nullptr;
+  KeptMessage** end = &list;
   for (std::size_t i = 0; i < kStreams; ++i) {
     Stream& stream = streams_[i];
     const std::uint64_t number = acknowledged_[i].load(std::memory_order_relaxed);
     while (stream.first != nullptr && stream.first->number <= number) {
-      Kept* const kept = stream.first;
+      KeptMessage* const kept = stream.first;
       stream.first = kept->next;
       if (stream.unsent == kept) stream.unsent = kept->next;
       if (stream.first == nullptr) stream.newest = nullptr;
@@ -400,18 +404,18 @@ Session::Kept* Session::take_acknowledged() {
 }
 
 void Session::free_acknowledged() {
-  Kept* done_with = nullptr;
+  KeptMessage* done_with = nullptr;
   {
     base::MutexLock lock(mutex_);
     done_with = take_acknowledged();
   }
-  settle(done_with);
+  complete_all(done_with);
 }
 
-void Session::settle(Kept* list) {
+void Session::complete_all(KeptMessage* list) {
   while (list != nullptr) {
-    Kept& kept = *std::exchange(list, list->next);
-    tell(kept, std::nullopt);
+    KeptMessage& kept = *std::exchange(list, list->next);
+    complete(kept, std::nullopt);
     release(kept);
   }
 }
@@ -449,13 +453,13 @@ void Session::attach(const ConnectionPtr& connection, std::uint64_t generation,
 void Session::send_kept(std::uint64_t generation) {
   constexpr std::size_t kBatch = 256;
   struct ToSend {
-    Kept* kept;
+    KeptMessage* kept;
     bool first;
   };
   std::array<ToSend, kBatch> batch;
   for (;;) {
     std::size_t count = 0;
-    Kept* done_with = nullptr;
+    KeptMessage* done_with = nullptr;
     ConnectionPtr connection;
     {
       base::MutexLock lock(mutex_);
@@ -464,7 +468,7 @@ void Session::send_kept(std::uint64_t generation) {
       done_with = take_acknowledged();
       for (Stream& stream : streams_) {
         while (stream.unsent != nullptr && count < kBatch) {
-          Kept& kept = *stream.unsent;
+          KeptMessage& kept = *stream.unsent;
           stream.unsent = kept.next;
           kept.state.fetch_add(1, std::memory_order_relaxed);
           const bool first = !std::exchange(kept.sent, true);
@@ -474,7 +478,7 @@ void Session::send_kept(std::uint64_t generation) {
       }
       usable_ = count == 0;
     }
-    settle(done_with);
+    complete_all(done_with);
     if (count == 0) break;
     for (const ToSend& each : std::span(batch).first(count)) {
       if (each.kept->call_id == 0) {
@@ -488,12 +492,12 @@ void Session::send_kept(std::uint64_t generation) {
   acknowledge();
 }
 
-bool Session::lists(const Kept& kept) const {
-  const Kept* const first = streams_[kept.stream].first;
+bool Session::lists(const KeptMessage& kept) const {
+  const KeptMessage* const first = streams_[kept.stream].first;
   return first != nullptr && first->number <= kept.number;
 }
 
-void Session::transmit_request(Kept& kept, bool first, transport::Connection& connection) {
+void Session::transmit_request(KeptMessage& kept, bool first, transport::Connection& connection) {
   const auto deadline = events_.deadline(kept.call_id);
   if (first && !deadline) withdraw_unwanted(kept);
   const TimeLeft left = time_left(deadline);
@@ -506,7 +510,7 @@ void Session::transmit_request(Kept& kept, bool first, transport::Connection& co
   transmit(kept, std::move(copy), connection);
 }
 
-bool Session::change_time_left(Kept& kept, const TimeLeft& time) {
+bool Session::change_time_left(KeptMessage& kept, const TimeLeft& time) {
   base::MutexLock lock(mutex_);
   // As in replace(): only the list and the caller hold it.
   if (!lists(kept) || kept.holders() != 2) return false;
@@ -514,7 +518,7 @@ bool Session::change_time_left(Kept& kept, const TimeLeft& time) {
   return true;
 }
 
-void Session::withdraw_unwanted(Kept& kept) {
+void Session::withdraw_unwanted(KeptMessage& kept) {
   transport::Message skip = empty_frame(wire::kSkip);
   bool replaced = false;
   {
@@ -522,7 +526,7 @@ void Session::withdraw_unwanted(Kept& kept) {
     replaced = replace(kept, skip);
   }
   if (replaced)
-    tell(kept, Error(ErrorCode::cancelled, "it was not wanted any more before it was sent"));
+    complete(kept, Error(ErrorCode::cancelled, "it was not wanted any more before it was sent"));
 }
 
 void Session::beat(const Digests& digests) noexcept {
@@ -560,7 +564,7 @@ void Session::detach(const ConnectionPtr& connection) {
 }
 
 void Session::fail_waiting(const Error& why) {
-  Kept* list = nullptr;
+  KeptMessage* list = nullptr;
   {
     base::MutexLock lock(mutex_);
     if (generation_ != 0 || ended_) return;
@@ -569,15 +573,15 @@ void Session::fail_waiting(const Error& why) {
     for (auto& last : last_sent_) last.store(0);
   }
   while (list != nullptr) {
-    Kept& kept = *std::exchange(list, list->next);
+    KeptMessage& kept = *std::exchange(list, list->next);
     kept.message = {};
-    tell(kept, why);
+    complete(kept, why);
     release(kept);
   }
 }
 
 void Session::end(const Error& reason, const Error& later) {
-  Kept* list = nullptr;
+  KeptMessage* list = nullptr;
   ConnectionPtr former;
   {
     base::MutexLock lock(mutex_);
@@ -611,7 +615,7 @@ bool Session::awaits(Unacknowledged what) const {
   constexpr std::size_t kLargeStream = 1;
   for (std::size_t i = what == Unacknowledged::large ? kLargeStream : 0; i < kStreams; ++i) {
     // What has been acknowledged may still be in the list.
-    const Kept* const newest = streams_[i].newest;
+    const KeptMessage* const newest = streams_[i].newest;
     if (newest != nullptr && newest->number > acknowledged_[i].load()) return true;
   }
   return false;

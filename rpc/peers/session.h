@@ -146,17 +146,18 @@ class Session final : public transport::Connection {
   // transport holds and kMaxUntoldMessages: it never will.
   static constexpr std::size_t kMaxPassedOn = std::size_t{1} << 18;
 
-  struct Kept;
+  struct KeptMessage;
   struct Stream {
-    std::uint64_t last = 0;  // number of the last message
-    Kept* first = nullptr;   // of those that are kept, in order
-    Kept* newest = nullptr;
-    Kept* unsent = nullptr;  // the first that the connection has not got; only while !usable_
+    std::uint64_t last = 0;        // number of the last message
+    KeptMessage* first = nullptr;  // of those that are kept, in order
+    KeptMessage* newest = nullptr;
+    KeptMessage* unsent =
+        nullptr;  // the first that the connection has not got; only while !usable_
   };
 
-  void keep(Kept& kept) STITCH_REQUIRES(mutex_);
+  void keep(KeptMessage& kept) STITCH_REQUIRES(mutex_);
   // Whether it is kept: the peer has not said that it has it.
-  [[nodiscard]] bool lists(const Kept& kept) const STITCH_REQUIRES(mutex_);
+  [[nodiscard]] bool lists(const KeptMessage& kept) const STITCH_REQUIRES(mutex_);
   // The connection that is attached; `alive` keeps it where the session itself does not.
   [[nodiscard]] transport::Connection* in_use(ConnectionPtr& alive) const STITCH_REQUIRES(mutex_) {
     if (current_ != first_) alive = current_;
@@ -164,38 +165,39 @@ class Session final : public transport::Connection {
   }
   [[nodiscard]] ConnectionPtr current() const STITCH_EXCLUDES(mutex_);
   // Takes out all that is kept.
-  [[nodiscard]] Kept* take_all() STITCH_REQUIRES(mutex_);
-  // Takes out what the peer has received; settle() ends it, without the lock.
-  [[nodiscard]] Kept* take_acknowledged() STITCH_REQUIRES(mutex_);
-  void settle(Kept* list) STITCH_EXCLUDES(mutex_);
+  [[nodiscard]] KeptMessage* take_all() STITCH_REQUIRES(mutex_);
+  // Takes out what the peer has received; complete_all() ends it, without the lock.
+  [[nodiscard]] KeptMessage* take_acknowledged() STITCH_REQUIRES(mutex_);
+  void complete_all(KeptMessage* list) STITCH_EXCLUDES(mutex_);
   void free_acknowledged() STITCH_EXCLUDES(mutex_);
   void acknowledged(std::size_t stream, std::uint64_t number) STITCH_EXCLUDES(mutex_);
   void acknowledge() STITCH_EXCLUDES(mutex_);
   void acknowledgment_sent() STITCH_EXCLUDES(mutex_);
   void send_kept(std::uint64_t generation) STITCH_EXCLUDES(mutex_);
-  void transmit(Kept& kept, transport::Connection& connection);
+  void transmit(KeptMessage& kept, transport::Connection& connection);
   // `frame` has the bytes of its frame.
-  void transmit(Kept& kept, base::Bytes frame, transport::Connection& connection);
+  void transmit(KeptMessage& kept, base::Bytes frame, transport::Connection& connection);
   // A request that has waited, or is sent again, says how much time its call has left by now. It is
   // withdrawn if its call is over and no connection has had it: else the peer may have it, and is
   // to have what layers above have added to it.
-  void transmit_request(Kept& kept, bool first, transport::Connection& connection)
+  void transmit_request(KeptMessage& kept, bool first, transport::Connection& connection)
       STITCH_EXCLUDES(mutex_);
   // False, and nothing has changed, if another thread may read the message. The caller holds it.
-  [[nodiscard]] bool change_time_left(Kept& kept, const TimeLeft& time) STITCH_EXCLUDES(mutex_);
-  void transmitted(Kept& kept, const std::optional<Error>& error) STITCH_EXCLUDES(mutex_);
+  [[nodiscard]] bool change_time_left(KeptMessage& kept, const TimeLeft& time)
+      STITCH_EXCLUDES(mutex_);
+  void transmitted(KeptMessage& kept, const std::optional<Error>& error) STITCH_EXCLUDES(mutex_);
   // A connection refuses this message: its number is sent without it. The peer is given up if
   // another connection has passed the message on, or may.
-  void refused(Kept& kept, const Error& why) STITCH_EXCLUDES(mutex_);
+  void refused(KeptMessage& kept, const Error& why) STITCH_EXCLUDES(mutex_);
   // The message will never be sent: `skip` takes its place and its number. False, and nothing has
   // happened, if it may be sent: another connection holds it. The caller is a holder.
-  [[nodiscard]] bool replace(Kept& kept, transport::Message& skip) STITCH_REQUIRES(mutex_);
-  void withdraw_unwanted(Kept& kept) STITCH_EXCLUDES(mutex_);
+  [[nodiscard]] bool replace(KeptMessage& kept, transport::Message& skip) STITCH_REQUIRES(mutex_);
+  void withdraw_unwanted(KeptMessage& kept) STITCH_EXCLUDES(mutex_);
   [[nodiscard]] static transport::Message empty_frame(std::uint16_t kind);
   [[nodiscard]] bool peer_is_silent() STITCH_REQUIRES(mutex_);
-  static void tell(Kept& kept, const std::optional<Error>& error);
+  static void complete(KeptMessage& kept, const std::optional<Error>& error);
   // The last holder of a message whose end has not been told tells the end of the session.
-  void release(Kept& kept) STITCH_EXCLUDES(mutex_);
+  void release(KeptMessage& kept) STITCH_EXCLUDES(mutex_);
   [[nodiscard]] std::uint64_t received_sum() const noexcept {
     return received_[0].cumulative() + received_[1].cumulative();
   }

@@ -31,8 +31,8 @@ namespace {
 using Deadline = std::chrono::steady_clock::time_point;
 
 // What an agent keeps of the store until its end. The keeper ends before the store it writes to.
-struct Kept {
-  ~Kept() { keeper->end(); }
+struct KeptStore {
+  ~KeptStore() { keeper->end(); }
   std::shared_ptr<void> server;
   std::shared_ptr<WorldKeeper> keeper;
 };
@@ -163,7 +163,7 @@ std::shared_ptr<Agent> Entrance::start(BoundEndpoints& endpoints, Founding::Plac
   agent->set_world(place.world.number);
   agent->set_faults(faults);
   agent->set_membership(std::move(hooks));
-  auto kept = std::make_shared<Kept>();
+  auto kept = std::make_shared<KeptStore>();
   kept->server = opened_.server;
   const auto keeper = kept->keeper = std::make_shared<WorldKeeper>(
       std::move(opened_), place.world.number, std::move(place.keeper));

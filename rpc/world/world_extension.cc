@@ -46,21 +46,21 @@ void WorldExtension::end_world() {
   if (const auto kept = keeper()) kept->end_world(leaves_by());
 }
 
-void WorldExtension::tell(Watchers::Kind kind, const WorkerInfo& info, LeaveReason reason) {
+void WorldExtension::notify(Watchers::Kind kind, const WorkerInfo& info, LeaveReason reason) {
   if (const auto kept = keeper()) kept->on_change();
   watchers_.notify(agent_.shared_from_this(), kind, info, reason);
 }
 
 void WorldExtension::on_member_joined(const WorkerInfo& joined) {
-  tell(Watchers::Kind::joins, joined, LeaveReason::left);
+  notify(Watchers::Kind::joins, joined, LeaveReason::left);
 }
 
 void WorldExtension::on_member_left(const WorkerInfo& left) {
-  tell(Watchers::Kind::leaves, left, LeaveReason::left);
+  notify(Watchers::Kind::leaves, left, LeaveReason::left);
 }
 
 void WorldExtension::on_member_dead(const WorkerInfo& dead, const Error&) {
-  tell(Watchers::Kind::leaves, dead, LeaveReason::dead);
+  notify(Watchers::Kind::leaves, dead, LeaveReason::dead);
 }
 
 void WorldExtension::on_all_leave(std::chrono::steady_clock::time_point deadline) {

@@ -41,7 +41,7 @@ class WorldExtension final : public Extension {
  private:
   [[nodiscard]] std::chrono::steady_clock::time_point leaves_by() const STITCH_EXCLUDES(mutex_);
   [[nodiscard]] std::shared_ptr<WorldKeeper> keeper() const STITCH_EXCLUDES(mutex_);
-  void tell(Watchers::Kind kind, const WorkerInfo& info, LeaveReason reason)
+  void notify(Watchers::Kind kind, const WorkerInfo& info, LeaveReason reason)
       STITCH_EXCLUDES(mutex_);
 
   Agent& agent_;

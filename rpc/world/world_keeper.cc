@@ -165,7 +165,7 @@ void WorldKeeper::run() {
 }
 
 bool WorldKeeper::look_after_store(Agent& agent, bool keeps, bool ending) noexcept {
-  const auto look = [&]() -> std::optional<Error> {
+  const auto attempt = [&]() -> std::optional<Error> {
     try {
       try_store(agent, keeps, ending);
       return std::nullopt;
@@ -182,10 +182,10 @@ bool WorldKeeper::look_after_store(Agent& agent, bool keeps, bool ending) noexce
       return error;
     }
   };
-  auto failure = look();
+  auto failure = attempt();
   // A file that is gone is another one at the second try. A world that ends makes none.
   const bool gone = failure && failure->code() == ErrorCode::disconnected;
-  if (gone && opened_.reopen && !opened_.served && !ending) failure = look();
+  if (gone && opened_.reopen && !opened_.served && !ending) failure = attempt();
   // Workers that start look for the host of a served store, too.
   const bool away = failure && opened_.served && is_away(*failure);
   if (failure && !away && !ending) report(agent, *failure);
@@ -197,7 +197,7 @@ void WorldKeeper::try_store(Agent& agent, bool keeps, bool ending) {
   if (over_ || (!store_ && ending && was_open_ && !opened_.served)) return;
   if (!store_) store_ = opened_.reopen();
   was_open_ = true;
-  if (!keeper_ && !hold(agent)) return;
+  if (!keeper_ && !claim_world(agent)) return;
   if (ending) {
     for (const auto& token : answered_) store_->erase(world_key::kAnswer + token);
     store_->erase(world_key::kWorld);
@@ -249,7 +249,7 @@ void WorldKeeper::try_store(Agent& agent, bool keeps, bool ending) {
 }
 
 // Whether this worker holds the world's claim.
-bool WorldKeeper::hold(const Agent& agent) {
+bool WorldKeeper::claim_world(const Agent& agent) {
   auto [claim, holder] = store_->claim(world_key::kKeeper, keeper_value(world_, agent.self().name));
   if (claim != nullptr) {
     keeper_ = std::move(claim);

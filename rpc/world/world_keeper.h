@@ -60,7 +60,7 @@ class WorldKeeper : public std::enable_shared_from_this<WorldKeeper> {
   // False: a store that a worker serves is away.
   bool look_after_store(Agent& agent, bool keeps, bool ending) noexcept STITCH_EXCLUDES(mutex_);
   void try_store(Agent& agent, bool keeps, bool ending) STITCH_EXCLUDES(mutex_);
-  [[nodiscard]] bool hold(const Agent& agent);
+  [[nodiscard]] bool claim_world(const Agent& agent);
   void read_founders();
   void answer_decided() STITCH_EXCLUDES(mutex_);
   void take_in(Agent& agent, const std::string& token, const std::string& value)

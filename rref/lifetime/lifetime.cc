@@ -203,7 +203,7 @@ Effects Lifetime::receive(const CarriedRef& carried, const WorkerLife& sender,
     if (carried.pinned) effects.ops.push_back({sender, LedgerOp::make_settle(carried.token)});
     return pack(std::move(effects));
   }
-  std::optional<Error> lost = why_lost(carried.id);
+  std::optional<Error> lost = loss_of(carried.id);
   if (carried.lost && carried.id.owner == self_ && carried.id.creator == sender &&
       !owners_.contains(carried.id) && !owners_.deleted(carried.id)) {
     lost = Error(ErrorCode::cancelled,
@@ -377,7 +377,7 @@ bool Lifetime::lost(const RRefId& id) const {
   return gone_.contains(id.owner);
 }
 
-std::optional<Error> Lifetime::why_lost(const RRefId& id) const {
+std::optional<Error> Lifetime::loss_of(const RRefId& id) const {
   const auto gone = gone_.find(id.owner);
   if (gone != gone_.end()) return gone->second;
   if (id.creator == self_ && id.owner != self_) {
@@ -401,7 +401,7 @@ Effects Lifetime::member_joined(const WorkerLife& life) {
   if (life != self_) ask(sweeps_.joined(life), effects);
   // Its former lives that were never heard of are over.
   for (const WorkerLife& creator : owners_.former_creators(life))
-    owners_.creator_lost(creator, gone_error(creator).with_prefix(kNoCreator), effects);
+    owners_.creator_lost(creator, error_of_ended(creator).with_prefix(kNoCreator), effects);
   hear_of(life, effects);
   return pack(std::move(effects));
 }
@@ -412,7 +412,7 @@ std::optional<Error> Lifetime::why_never(const RRefId& id) const {
   if (id.owner != self_ || id.creator == self_ || owners_.contains(id)) return std::nullopt;
   if (const auto gone = gone_.find(id.creator); gone != gone_.end())
     return gone->second.with_prefix(kNoCreator);
-  if (passed(id.creator)) return gone_error(id.creator).with_prefix(kNoCreator);
+  if (passed(id.creator)) return error_of_ended(id.creator).with_prefix(kNoCreator);
   return std::nullopt;
 }
 
@@ -486,7 +486,7 @@ void Lifetime::hear_of(const WorkerLife& life, TableEffects& effects) {
   earlier.erase(life);
   for (const WorkerLife& each : earlier) {
     if (sweeps_.wanted(each)) {
-      end_life(each, gone_error(each), effects);
+      end_life(each, error_of_ended(each), effects);
     } else {
       answer_early(each, effects);
     }
@@ -507,7 +507,7 @@ std::vector<WorkerLife> Lifetime::live() const {
   return live;
 }
 
-Error Lifetime::gone_error(const WorkerLife& life) const {
+Error Lifetime::error_of_ended(const WorkerLife& life) const {
   if (world_.gone) return world_.gone(life);
   return Error(ErrorCode::disconnected, "worker " + std::to_string(life.id) + " epoch " +
                                             std::to_string(life.epoch) + " is gone");
@@ -551,7 +551,7 @@ void Lifetime::apply_sweep(const LedgerOp& op, const WorkerLife& peer, TableEffe
       // If it is about this worker, its answer is not waited for any more.
       if (op.life == self_) return;
       if (!world_.contains) {
-        end_life(op.life, gone_error(op.life), effects);
+        end_life(op.life, error_of_ended(op.life), effects);
       } else if (!sweeps_.over(op.life) && !passed(op.life)) {
         // The question is sent once the end of that life has been declared, and may come before the
         // news, also before that of its beginning. A peer's word ends no life that is a member
@@ -570,7 +570,7 @@ void Lifetime::apply_sweep(const LedgerOp& op, const WorkerLife& peer, TableEffe
     case LedgerOp::Kind::ask:
       if (!sweeps_.over(op.life) && world_.contains && !world_.contains(op.life)) {
         if (!note_unheard(op.life, peer)) return;
-        if (passed(op.life)) end_life(op.life, gone_error(op.life), effects);
+        if (passed(op.life)) end_life(op.life, error_of_ended(op.life), effects);
       }
       if (sweeps_.want(op.life, peer)) {
         effects.ops.push_back({peer, LedgerOp::make_swept(op.life)});

@@ -212,8 +212,8 @@ class Lifetime {
   void void_pins(const WorkerLife& receiver, const WorkerLife& owner, TableEffects& effects)
       STITCH_REQUIRES(mutex_);
   [[nodiscard]] std::vector<WorkerLife> live() const STITCH_REQUIRES(mutex_);
-  [[nodiscard]] Error gone_error(const WorkerLife& life) const STITCH_REQUIRES(mutex_);
-  [[nodiscard]] std::optional<Error> why_lost(const RRefId& id) const STITCH_REQUIRES(mutex_);
+  [[nodiscard]] Error error_of_ended(const WorkerLife& life) const STITCH_REQUIRES(mutex_);
+  [[nodiscard]] std::optional<Error> loss_of(const RRefId& id) const STITCH_REQUIRES(mutex_);
   // Whether references to `id` are counted by its OwnedEntry. Those to an object of this worker
   // that arrived as lost before the object was created are counted by a Hold, and so are all later
   // ones while that Hold exists: a reference is dropped from the table that it was added to.

@@ -2,6 +2,7 @@
 #include "stitch/dist_autograd/graph/tensor_bytes.h"
 #include "stitch/dist_autograd/messages.h"
 #include "stitch/dist_autograd/outbox.h"
+#include "stitch/rpc/message/message.h"
 #include "tests/dist_autograd/remote_parts.h"
 #include "tests/support/blind_to_first.h"
 #include "tests/support/oracle.h"

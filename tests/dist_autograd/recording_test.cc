@@ -2,6 +2,7 @@
 #include "stitch/dist_autograd/carried_autocast.h"
 #include "stitch/dist_autograd/messages.h"
 #include "stitch/rpc/future/autocast.h"
+#include "stitch/rpc/message/message.h"
 #include "tests/dist_autograd/remote_parts.h"
 #include "tests/support/oracle.h"
 #include "tests/support/world_test.h"

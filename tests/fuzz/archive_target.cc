@@ -18,6 +18,7 @@
 
 #include "stitch/rpc/message/archive.h"
 #include "stitch/rpc/message/frame_kinds.h"
+#include "stitch/rpc/message/message.h"
 #include "tests/fuzz/messages.h"
 #include "tests/fuzz/targets.h"
 

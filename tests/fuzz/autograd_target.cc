@@ -8,9 +8,11 @@
 #include <tuple>
 #include <vector>
 
+#include "stitch/base/byte_io.h"
 #include "stitch/dist_autograd/messages.h"
 #include "stitch/rpc/message/archive.h"
 #include "stitch/rpc/message/frame_kinds.h"
+#include "stitch/rpc/message/message.h"
 #include "stitch/rpc/message/tensor_codec.h"
 #include "tests/fuzz/messages.h"
 #include "tests/fuzz/targets.h"

@@ -103,13 +103,13 @@ class Tables {
       switch (kind % 8) {
         case 0:
         case 1:
-          perform(tables_.accept_ledger(peer, choices.take(choices.word())));
+          carry_out(tables_.accept_ledger(peer, choices.take(choices.word())));
           break;
         case 2: {
           const CarriedRef carried{read_id(choices), choices.byte(), true, (kind & 32) != 0,
                                    (kind & 64) != 0};
-          perform(tables_.receive(carried, peer));
-          perform(tables_.message_done(carried.id, peer));
+          carry_out(tables_.receive(carried, peer));
+          carry_out(tables_.message_done(carried.id, peer));
           break;
         }
         case 3:
@@ -117,13 +117,13 @@ class Tables {
           break;
         case 4:
         case 5:
-          perform(tables_.register_kept());
+          carry_out(tables_.register_kept());
           break;
         case 6:
-          perform(tables_.peer_lost(peer, Error(ErrorCode::disconnected, "it is lost")));
+          carry_out(tables_.peer_lost(peer, Error(ErrorCode::disconnected, "it is lost")));
           break;
         default:
-          perform(tables_.member_over(peer, Error(ErrorCode::disconnected, "it is over")));
+          carry_out(tables_.member_over(peer, Error(ErrorCode::disconnected, "it is over")));
           break;
       }
     } catch (const Error& error) {
@@ -135,12 +135,12 @@ class Tables {
   }
 
   void end() {
-    perform(tables_.leave(Error(ErrorCode::shutting_down, "it leaves")));
-    perform(tables_.close());
+    carry_out(tables_.leave(Error(ErrorCode::shutting_down, "it leaves")));
+    carry_out(tables_.close());
   }
 
  private:
-  void perform(Effects effects) {
+  void carry_out(Effects effects) {
     if (effects.broken) {
       require_code(*effects.broken, {ErrorCode::protocol});
       kept_to_it_ = false;

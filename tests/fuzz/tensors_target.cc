@@ -1,3 +1,5 @@
+#include "stitch/base/byte_io.h"
+#include "stitch/rpc/message/message.h"
 #include "stitch/rpc/message/tensor_codec.h"
 
 #include <ATen/ATen.h>

@@ -14,6 +14,7 @@
 #include "stitch/rpc/agent/agent.h"
 #include "stitch/rpc/calls/extension.h"
 #include "stitch/rpc/message/frame_kinds.h"
+#include "stitch/rpc/message/message.h"
 #include "stitch/rpc/worker.h"
 #include "tests/support/cluster.h"
 #include "tests/support/error_of.h"

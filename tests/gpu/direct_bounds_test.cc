@@ -4,8 +4,10 @@
 
 #include <future>
 
+#include "stitch/base/byte_io.h"
 #include "stitch/base/callback_scope.h"
 #include "stitch/rpc/gpu/device_bridge.h"
+#include "stitch/rpc/message/message.h"
 #include "tests/gpu/device_test.h"
 #include "tests/support/no_more_threads.h"
 

@@ -4,6 +4,7 @@
 
 #include <cstdlib>
 
+#include "stitch/rpc/message/message.h"
 #include "tests/gpu/device_test.h"
 
 namespace placement_test {  // its functions are registered under their full names

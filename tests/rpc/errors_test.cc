@@ -124,7 +124,7 @@ TEST(Errors, ArgumentsWithOtherFieldsAreRefused) {
   Cluster cluster(2);
   const auto call_with = [&](auto... fields) {
     auto message = stitch::rpc::begin_request(stitch::kFunction<use_settings>.id);
-    stitch::rpc::OutArchive archive(message);
+    stitch::rpc::OutArchive archive(*message);
     archive(fields...);
     archive.seal();
     return error_of([&] {

@@ -5,6 +5,7 @@
 #include <new>
 
 #include "stitch/base/callback_scope.h"
+#include "stitch/rpc/message/message.h"
 #include "tests/support/world_test.h"
 
 namespace extension_test {  // its functions are registered under their full names

@@ -10,10 +10,10 @@ using namespace std::chrono_literals;
 using stitch::Error;
 using stitch::WorkerId;
 using stitch::rpc::Bind;
-using stitch::rpc::Life;
 using stitch::rpc::Peer;
 using stitch::rpc::PeerConnection;
 using stitch::rpc::PeerConnectionPtr;
+using stitch::rpc::PeerLife;
 using stitch::rpc::Session;
 namespace transport = stitch::transport;
 
@@ -87,7 +87,7 @@ class FirstConnection : public ::testing::Test {
     return timers_.empty() ? 0ns : timers_.back() - now_();
   }
 
-  Life life_{{{"worker0", WorkerId(0), 1}, {"test:1"}}, nullptr};
+  PeerLife life_{{{"worker0", WorkerId(0), 1}, {"test:1"}}, nullptr};
   const Peer::Clock::time_point start_ = Peer::Clock::now();
   std::chrono::nanoseconds moved_on_{0};
   const Peer::Now now_ = [this] { return start_ + moved_on_; };

@@ -7,6 +7,8 @@
 #include <unordered_set>
 #include <variant>
 
+#include "stitch/base/byte_io.h"
+#include "stitch/rpc/message/message.h"
 #include "stitch/rpc/message/tensor_codec.h"
 #include "tests/support/world_test.h"
 

@@ -1,9 +1,11 @@
 // How much may be said about the members of a world.
 #include <span>
 
+#include "stitch/base/byte_io.h"
 #include "stitch/rpc/membership/member_card.h"
 #include "stitch/rpc/membership/membership_protocol.h"
 #include "stitch/rpc/membership/notice.h"
+#include "stitch/rpc/message/message.h"
 #include "stitch/rpc/world/admission.h"
 #include "stitch/rpc/world/member_record.h"
 #include "tests/support/world_test.h"

@@ -156,12 +156,12 @@ TEST(PeerBudgets, ARequestThatIsNotWantedAnyMoreLetsTheNextOneGo) {
 
 TEST(PeerBudgets, RefuseWhatAPeerSendsBeyondFourBudgets) {
   PeerBudget budget({1 << 20, 2});
-  for (int i = 0; i < 8; ++i) EXPECT_EQ(budget.hold(100), nullptr);
-  EXPECT_EQ(budget.hold(100), PeerBudget::kCallsName);
-  for (int i = 0; i < 9; ++i) budget.end_held(100);
-  for (int i = 0; i < 4; ++i) EXPECT_EQ(budget.hold(1000 << 10), nullptr);
-  EXPECT_EQ(budget.hold(1000 << 10), PeerBudget::kBytesName);
-  EXPECT_EQ(budget.hold(2 << 20), PeerBudget::kBytesName) << "no peer may send one";
+  for (int i = 0; i < 8; ++i) EXPECT_EQ(budget.count_received(100), nullptr);
+  EXPECT_EQ(budget.count_received(100), PeerBudget::kCallsName);
+  for (int i = 0; i < 9; ++i) budget.end_received(100);
+  for (int i = 0; i < 4; ++i) EXPECT_EQ(budget.count_received(1000 << 10), nullptr);
+  EXPECT_EQ(budget.count_received(1000 << 10), PeerBudget::kBytesName);
+  EXPECT_EQ(budget.count_received(2 << 20), PeerBudget::kBytesName) << "no peer may send one";
 }
 
 TEST(PeerBudgets, ASmallerLimitOfThePeerHolds) {

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <filesystem>
 
+#include "stitch/rpc/message/message.h"
 #include "tests/support/world_test.h"
 
 // Values that need no serialize function: plain structs, and types of libtorch that are no tensors.

@@ -2,6 +2,7 @@
 
 #include <variant>
 
+#include "stitch/rpc/message/message.h"
 #include "stitch/rpc/message/tensor_codec.h"
 #include "tests/support/world_test.h"
 

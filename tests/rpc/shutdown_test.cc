@@ -1,7 +1,9 @@
 // Shutdown: which threads may call it, what it waits for, and which protocol messages are obeyed.
 #include <semaphore>
 
+#include "stitch/base/byte_io.h"
 #include "stitch/rpc/agent/graceful_shutdown.h"
+#include "stitch/rpc/message/message.h"
 #include "stitch/transport/loopback/loopback_endpoint.h"
 #include "tests/support/world_test.h"
 

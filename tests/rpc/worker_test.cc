@@ -90,7 +90,7 @@ TEST(Worker, RunsInlineAndRenamedFunctions) {
   // Under every exported name, and no other.
   const auto call = [&](std::string_view name) {
     auto message = stitch::rpc::begin_request(stitch::rpc::function_id(name));
-    stitch::rpc::OutArchive archive(message);
+    stitch::rpc::OutArchive archive(*message);
     archive(1);
     archive.seal();
     return stitch::detail::start_call<int>(stitch::rpc::current_agent(), cluster[1].info(), name,

@@ -16,7 +16,7 @@
 #include <thread>
 
 #include "stitch/rpc/agent/agent.h"
-#include "stitch/rpc/agent/call_path.h"
+#include "stitch/rpc/calls.h"
 #include "stitch/rpc/worker.h"
 
 namespace {

@@ -152,8 +152,8 @@ TEST_F(Pipelining, AReferenceToAnotherTypeIsRefused) {
   Cluster cluster(2);
   const auto tensor = make_rref(at::ones({2}));
   const auto& function = kFunction<&one_more>;
-  rpc::OutMessage request = rpc::begin_request(function.id);
-  rref::write_argument(request, 0, tensor.handle(), detail::type_id<at::Tensor>());
+  rpc::Request request = rpc::begin_request(function.id);
+  rref::write_argument(*request, 0, tensor.handle(), detail::type_id<at::Tensor>());
   const auto agent = rpc::current_agent();
   const auto refused = detail::start_call<int>(agent, cluster[1].info(), function.name,
                                                std::nullopt, std::move(request));

@@ -131,7 +131,7 @@ class World final : public simulation::History {
     if (what == 7) {
       tell_of_death();
       tell_of_a_new_life();
-      if (alive(w) && chance(0.5)) perform(w, lives_[w]->register_kept());
+      if (alive(w) && chance(0.5)) carry_out(w, lives_[w]->register_kept());
     }
     if ((what == 8 || what == 9) && has_one) send(w, handles_[w], Kind::call, other);
     if (what < 10) return;
@@ -169,14 +169,14 @@ class World final : public simulation::History {
     if (chance(0.3) && also != object.id)
       message.carried.push_back(lives_[w]->pin(also, life(owner)));
     ++waiting_[w];
-    perform(w,
-            lives_[w]->when_created(
-                object.id, [this, w](const auto&, const std::optional<Error>&) { --waiting_[w]; }));
+    carry_out(
+        w, lives_[w]->when_created(
+               object.id, [this, w](const auto&, const std::optional<Error>&) { --waiting_[w]; }));
     if (chance(0.1)) {  // the request cannot be sent, but others may hear of the object
       if (chance(0.5)) send(w, {object.id}, Kind::call, pick(lives()));
       for (const CarriedRef& carried : message.carried)
-        perform(w, lives_[w]->unpin(carried, life(owner)));
-      perform(w, lives_[w]->create_not_sent(object.id, Error(ErrorCode::overloaded, "no room")));
+        carry_out(w, lives_[w]->unpin(carried, life(owner)));
+      carry_out(w, lives_[w]->create_not_sent(object.id, Error(ErrorCode::overloaded, "no room")));
       return;
     }
     messages_.push_back(std::move(message));
@@ -190,7 +190,7 @@ class World final : public simulation::History {
     for (const RRefId& id : ids) message.carried.push_back(lives_[from]->pin(id, life(to)));
     if (chance(0.05)) {  // it is certainly not sent
       for (const CarriedRef& carried : message.carried)
-        perform(from, lives_[from]->unpin(carried, life(to)));
+        carry_out(from, lives_[from]->unpin(carried, life(to)));
       return;
     }
     messages_.push_back(std::move(message));
@@ -209,14 +209,14 @@ class World final : public simulation::History {
     note("a message of worker ", message.from, " is read by ", at);
     tasks_.push_back({message, {}});  // from here on its objects are in use there
     for (const CarriedRef& carried : message.carried)
-      perform(at, lives_[at]->receive(
-                      carried, life(message.from),
-                      carried.lost ? std::optional(Error(ErrorCode::disconnected, "not known"))
-                                   : std::nullopt));
+      carry_out(at, lives_[at]->receive(
+                        carried, life(message.from),
+                        carried.lost ? std::optional(Error(ErrorCode::disconnected, "not known"))
+                                     : std::nullopt));
     if (message.kind == Kind::create && !lives_[at]->create(message.creation, life(message.from)))
       fail("a creation ran twice");
     if (message.kind == Kind::created) {
-      perform(at, lives_[at]->answered(message.creation, no_luck(message.failed)));
+      carry_out(at, lives_[at]->answered(message.creation, no_luck(message.failed)));
     }
   }
   static std::optional<Error> no_luck(bool failed) {
@@ -247,11 +247,11 @@ class World final : public simulation::History {
         if (id.owner == life(at) && lives_[at]->owned(id)) {
           ++waiting_[at];
           lives_[at]->add_local(id);
-          perform(at, lives_[at]->when_created(
-                          id, [this, at, id](const auto&, const std::optional<Error>&) {
-                            --waiting_[at];
-                            perform(at, lives_[at]->drop_local(id));
-                          }));
+          carry_out(at, lives_[at]->when_created(
+                            id, [this, at, id](const auto&, const std::optional<Error>&) {
+                              --waiting_[at];
+                              carry_out(at, lives_[at]->drop_local(id));
+                            }));
         }
         return;
       default:
@@ -265,17 +265,17 @@ class World final : public simulation::History {
     if (task.message.kind == Kind::call && !task.handles.empty() && chance(0.5))
       send(at, task.handles, Kind::reply, task.message.from);
     for (const RRefId& id : std::exchange(task.handles, {}))
-      perform(at, lives_[at]->drop_local(id));
+      carry_out(at, lives_[at]->drop_local(id));
     if (task.message.kind == Kind::create) {
       const bool failed = chance(0.2);
       Object& object = *object_of_.at(task.message.creation);
       object.made = !failed;
       auto made = failed ? nullptr : std::make_shared<Probe>(this, &object);
-      perform(at, lives_[at]->resolve(object.id, std::move(made), no_luck(failed)));
+      carry_out(at, lives_[at]->resolve(object.id, std::move(made), no_luck(failed)));
       messages_.push_back({Kind::created, at, task.message.from, {}, object.id, failed});
     }
     for (const CarriedRef& carried : task.message.carried)
-      perform(at, lives_[at]->message_done(carried.id, life(task.message.from)));
+      carry_out(at, lives_[at]->message_done(carried.id, life(task.message.from)));
   }
   void deliver_any_frame() {
     const Frame& any = frames_[pick(frames_.size())];
@@ -295,7 +295,7 @@ class World final : public simulation::History {
     frames_.erase(next);
     // Of one that is lost there: it may have been read before, and be handled now.
     if (!cut(from, to) || chance(0.3))
-      perform(to, lives_[to]->accept_ledger(life(from), frame.bytes.span()));
+      carry_out(to, lives_[to]->accept_ledger(life(from), frame.bytes.span()));
     return true;
   }
   void flush(std::size_t from, std::size_t to) {
@@ -313,7 +313,7 @@ class World final : public simulation::History {
     const RRefId id = handles_[worker][index];
     note("worker ", worker, " drops ", id);
     handles_[worker].erase(handles_[worker].begin() + static_cast<std::ptrdiff_t>(index));
-    perform(worker, lives_[worker]->drop_local(id));
+    carry_out(worker, lives_[worker]->drop_local(id));
   }
   void kill(std::size_t victim) {
     note("worker ", victim, " dies");
@@ -416,8 +416,8 @@ class World final : public simulation::History {
     }
     for (const std::size_t over : declared_) {  // its sponsor tells it of the last life of each
       if (!passed_.contains({number, over}))
-        perform(number, lives_[number]->member_over(life(over),
-                                                    Error(ErrorCode::disconnected, "worker died")));
+        carry_out(number, lives_[number]->member_over(
+                              life(over), Error(ErrorCode::disconnected, "worker died")));
     }
     for (std::size_t w = 0; w < number; ++w) {
       if (!alive(w)) continue;
@@ -425,7 +425,7 @@ class World final : public simulation::History {
         unheard_.insert({w, number});
         unknown_ = true;
       } else {
-        perform(w, lives_[w]->member_joined(life(number)));
+        carry_out(w, lives_[w]->member_joined(life(number)));
       }
     }
   }
@@ -436,8 +436,8 @@ class World final : public simulation::History {
     const Error why(ErrorCode::disconnected, "the link is lost");
     lost_.insert({a, b});
     lost_.insert({b, a});
-    perform(a, lives_[a]->peer_lost(life(b), why));
-    perform(b, lives_[b]->peer_lost(life(a), why));
+    carry_out(a, lives_[a]->peer_lost(life(b), why));
+    carry_out(b, lives_[b]->peer_lost(life(a), why));
   }
   void tell_of_death() {
     for (const std::size_t victim : dead_) {
@@ -451,18 +451,18 @@ class World final : public simulation::History {
         std::next(unheard_.begin(), static_cast<std::ptrdiff_t>(pick(unheard_.size())));
     const auto [worker, life_number] = *news;
     unheard_.erase(news);
-    if (alive(worker)) perform(worker, lives_[worker]->member_joined(life(life_number)));
+    if (alive(worker)) carry_out(worker, lives_[worker]->member_joined(life(life_number)));
   }
   // The next piece of news of a death: first the loss of the link, then the verdict.
   void tell(std::size_t worker, std::size_t victim) {
     if (unheard_.erase({worker, victim}))
-      perform(worker, lives_[worker]->member_joined(life(victim)));
+      carry_out(worker, lives_[worker]->member_joined(life(victim)));
     const Error why(ErrorCode::disconnected, "worker died");
     if (lost_.insert({worker, victim}).second) {
-      perform(worker, lives_[worker]->peer_lost(life(victim), why));
+      carry_out(worker, lives_[worker]->peer_lost(life(victim), why));
     } else if (heard_.insert({worker, victim}).second) {
       declared_.insert(victim);
-      perform(worker, lives_[worker]->member_over(life(victim), why));
+      carry_out(worker, lives_[worker]->member_over(life(victim), why));
     }
   }
   void come_to_rest() {
@@ -473,7 +473,7 @@ class World final : public simulation::History {
       while (!tasks_.empty()) finish(tasks_.size() - 1);
       for (std::size_t w = 0; w < lives(); ++w) {
         while (alive(w) && !handles_[w].empty()) drop_handle(w, 0);
-        if (alive(w)) perform(w, lives_[w]->register_kept());
+        if (alive(w)) carry_out(w, lives_[w]->register_kept());
       }
       for (std::size_t a = 0; a < lives(); ++a) {
         for (std::size_t b = 0; b < lives(); ++b) {
@@ -509,7 +509,7 @@ class World final : public simulation::History {
       if (counts.tokens != 0) fail(who, "has ", counts.tokens, " tokens");
     }
   }
-  void perform(std::size_t worker, Effects effects) {
+  void carry_out(std::size_t worker, Effects effects) {
     if (effects.broken) fail("worker ", worker, " says: ", effects.broken->what());
     for (Effects::Run& waiter : effects.run) waiter();
     effects.destroy.clear();

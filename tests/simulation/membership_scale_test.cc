@@ -59,9 +59,9 @@ class LargeWorld {
     const Index index = static_cast<Index>(nodes_.size());
     add(index).member = false;
     Node& sponsor = **std::ranges::find_if(nodes_, [](const auto& each) { return each->alive; });
-    perform(sponsor, sponsor.protocol.admit(index, card(index), now_));
+    carry_out(sponsor, sponsor.protocol.admit(index, card(index), now_));
   }
-  void leave(Index index) { perform(*nodes_[index], nodes_[index]->protocol.leave(now_)); }
+  void leave(Index index) { carry_out(*nodes_[index], nodes_[index]->protocol.leave(now_)); }
   // All that live know the same.
   [[nodiscard]] bool agrees() const {
     const Node* first = nullptr;
@@ -106,8 +106,8 @@ class LargeWorld {
   void tell_lost(Index at_node, Index lost) {
     Node& node = *nodes_[at_node];
     if (!node.alive) return;
-    perform(node, node.protocol.on_link_lost(nodes_[lost]->protocol.self(),
-                                             Error(ErrorCode::disconnected, "closed"), now_));
+    carry_out(node, node.protocol.on_link_lost(nodes_[lost]->protocol.self(),
+                                               Error(ErrorCode::disconnected, "closed"), now_));
   }
   // True if there is a connection now.
   bool connect(Index from, Index to) {
@@ -128,8 +128,8 @@ class LargeWorld {
           Node& there = *nodes_[other];
           if (!there.alive || !there.links.contains(index)) return;
           there.links[index] = now_;
-          perform(there,
-                  there.protocol.on_heartbeat(nodes_[index]->protocol.self(), digests, now_));
+          carry_out(there,
+                    there.protocol.on_heartbeat(nodes_[index]->protocol.self(), digests, now_));
         });
       }
     }
@@ -140,10 +140,10 @@ class LargeWorld {
       seen.push_back({WorkerId(other), 1, bound == node.links.end() ? Time{} : bound->second,
                       bound != node.links.end()});
     }
-    perform(node, node.protocol.on_tick(now_, seen));
+    carry_out(node, node.protocol.on_tick(now_, seen));
     at(now_ + Ms(250), [this, index] { tick(index); });
   }
-  void perform(Node& node, Protocol::Effects effects) {
+  void carry_out(Node& node, Protocol::Effects effects) {
     const Index self = node.protocol.self().id.value();
     for (const auto& [info, why] : effects.lose) {
       if (node.links.erase(info.id.value()) != 0) unlink(info.id.value(), self);
@@ -162,7 +162,7 @@ class LargeWorld {
           return;
         }
         if (there.alive)
-          perform(there, there.protocol.on_notice(nodes_[self]->protocol.self(), notice, now_));
+          carry_out(there, there.protocol.on_notice(nodes_[self]->protocol.self(), notice, now_));
       });
     }
     for (const auto& to : effects.reach) connect(self, to.id.value());
@@ -170,16 +170,17 @@ class LargeWorld {
       at(now_ + 2 * kLatency, [this, self, about = each.about] {
         Node& here = *nodes_[self];
         if (here.alive)
-          perform(here, here.protocol.on_probe(about, nodes_[about.id.value()]->alive, now_));
+          carry_out(here, here.protocol.on_probe(about, nodes_[about.id.value()]->alive, now_));
       });
     }
     for (const auto& answer : effects.answers) {
       ASSERT_FALSE(answer.refusal || answer.elsewhere);
       Node& joiner = *nodes_[answer.joiner.id.value()];
       joiner.member = true;
-      perform(joiner, joiner.protocol.on_lives(node.protocol.lives(), node.protocol.self(), now_));
+      carry_out(joiner,
+                joiner.protocol.on_lives(node.protocol.lives(), node.protocol.self(), now_));
       for (const auto& [from, waiting] : std::exchange(joiner.waiting, {}))
-        perform(joiner, joiner.protocol.on_notice(nodes_[from]->protocol.self(), waiting, now_));
+        carry_out(joiner, joiner.protocol.on_notice(nodes_[from]->protocol.self(), waiting, now_));
     }
     if (effects.leave_done) kill(self);
   }

@@ -188,7 +188,7 @@ class Faults final : public World {
       Node* leaver = random_running();
       if (leaver == nullptr) return;
       leaver->leaving = true;
-      perform(*leaver, leaver->protocol.leave(now_));
+      carry_out(*leaver, leaver->protocol.leave(now_));
     };
     often(options_.leaves, leave);
     const Time together = later(kFaults.count());

@@ -158,7 +158,7 @@ class World : public simulation::History {
     }
     if (const auto obituary = to.protocol.obituary(from.info())) {
       at(now_ + delay(), [this, &from, &to, notice = *obituary] {
-        if (from.running) perform(from, from.protocol.on_notice(to.info(), notice, now_));
+        if (from.running) carry_out(from, from.protocol.on_notice(to.info(), notice, now_));
       });
       return give_up(from, to, "refused", Ms(250));
     }
@@ -213,7 +213,7 @@ class World : public simulation::History {
       effects = to.protocol.on_notice(from.info(), frame.notice, now_);
     if (state && *state != LifeState::alive && !effects.empty())
       return fail(to.info(), " obeys ", from.info(), ", which is over");
-    perform(to, std::move(effects));
+    carry_out(to, std::move(effects));
   }
   // The connection to `other` is over for `at`. What has arrived there may still be handled.
   void lose(Node& here, Node& other, const std::string& why, bool tell) {
@@ -227,8 +227,8 @@ class World : public simulation::History {
     }
     end_link(here, other, why);
     if (tell && here.running)
-      perform(here,
-              here.protocol.on_link_lost(other.info(), Error(ErrorCode::disconnected, why), now_));
+      carry_out(here, here.protocol.on_link_lost(other.info(), Error(ErrorCode::disconnected, why),
+                                                 now_));
   }
   void end_link(Node& a, Node& b, const std::string& why) {
     Link& between = link(a, b);
@@ -250,8 +250,8 @@ class World : public simulation::History {
         const auto tell = [this, &here, &other, why] {
           Link::End& own = link(here, other).ends[here.index];
           if (std::exchange(own.lost, true) || !here.running) return;
-          perform(here, here.protocol.on_link_lost(other.info(),
-                                                   Error(ErrorCode::disconnected, why), now_));
+          carry_out(here, here.protocol.on_link_lost(other.info(),
+                                                     Error(ErrorCode::disconnected, why), now_));
         };
         if (here.stopped) {
           here.postponed.push_back(tell);
@@ -278,7 +278,7 @@ class World : public simulation::History {
     if (!node.running) return;
     if (node.stopped) return node.postponed.push_back([this, &node] { tick(node); });
     if (++node.ticks % MembershipProtocol::kTicks == 0) beat(node);
-    perform(node, node.protocol.on_tick(now_, links_of(node)));
+    carry_out(node, node.protocol.on_tick(now_, links_of(node)));
     schedule_tick(node);
   }
   void beat(Node& node) {
@@ -316,7 +316,7 @@ class World : public simulation::History {
       schedule_work(node);
     });
   }
-  void perform(Node& node, Effects effects) {
+  void carry_out(Node& node, Effects effects) {
     const auto key = [](const WorkerInfo& info) { return std::pair(info.id.value(), info.epoch); };
     if (!node.running) return;
     for (const auto& event : effects.events) {
@@ -392,7 +392,7 @@ class World : public simulation::History {
       }
       count("welcomed");
       to.member = true;
-      perform(to, to.protocol.on_lives(lives, by, now_));
+      carry_out(to, to.protocol.on_lives(lives, by, now_));
       schedule_tick(to);
       schedule_work(to);
       if (early_joins_ > 0 && pick(2) == 0) {
@@ -411,7 +411,7 @@ class World : public simulation::History {
         const Link& between = link(node, about);
         const bool connected =
             between.state == Link::State::bound && !between.ends.at(node.index).lost;
-        perform(node, node.protocol.on_probe(about.info(), known, now_, connected));
+        carry_out(node, node.protocol.on_probe(about.info(), known, now_, connected));
         as_judge_ = false;
       };
       if (node.stopped) {
@@ -428,7 +428,7 @@ class World : public simulation::History {
         verdict && pick(2) == 0 && about.running && !about.stopped && reaches(node, about)) {
       at(now_ + delay(), [this, &node, &about, notice = *verdict] {
         if (about.running && !about.stopped)
-          perform(about, about.protocol.on_notice(node.info(), notice, now_));
+          carry_out(about, about.protocol.on_notice(node.info(), notice, now_));
       });
     }
     if (options_.pauses == 0 && pick(20) == 0)
@@ -454,7 +454,7 @@ class World : public simulation::History {
     if (const auto obituary = about.protocol.obituary(node.info())) {
       at(now_, [this, &node, &about, notice = *obituary] {
         if (node.running && !node.stopped)
-          perform(node, node.protocol.on_notice(about.info(), notice, now_));
+          carry_out(node, node.protocol.on_notice(about.info(), notice, now_));
       });
     }
     report(node, about, delay(), true, deadline);
@@ -487,7 +487,7 @@ class World : public simulation::History {
         // Its former sponsor has ended before it answered.
         if (alive_at(asked, joiner.info()) && node_of(joiner.info()) == &joiner)
           return tell(asked, joiner, false);
-        perform(asked, asked.protocol.admit(ticket, {joiner.info(), {}, {}}, now_));
+        carry_out(asked, asked.protocol.admit(ticket, {joiner.info(), {}, {}}, now_));
       });
     }
     at(now_ + Ms(there ? 6000 : 200), [this, &joiner, first] { ask_to_join(joiner, first + 1); });

@@ -46,5 +46,5 @@ stitch_mutated_copy(peer rpc/peers/peer.cc
   } else if (failure_) {]])
 
 stitch_mutated_copy(peer rpc/peers/peer_table.cc
-  [[  if (added->previous != nullptr) perform(*added->previous, std::move(effects));]]
-    [[  if (added->previous != nullptr && !mistake("keeps_a_former_life")) perform(*added->previous, std::move(effects));]])  # when a worker has come back
+  [[  if (added->previous != nullptr) carry_out(*added->previous, std::move(effects));]]
+    [[  if (added->previous != nullptr && !mistake("keeps_a_former_life")) carry_out(*added->previous, std::move(effects));]])  # when a worker has come back

@@ -155,7 +155,7 @@ class World final : public SimulatedNetwork {
     call_at(now_ + kTick, worker.host, [this, index] {
       Worker& self = *workers_[index];
       for (std::size_t place = 0; place < places_; ++place) {
-        Life* const life = self.table->life(WorkerId(static_cast<std::uint32_t>(place)));
+        PeerLife* const life = self.table->life(WorkerId(static_cast<std::uint32_t>(place)));
         if (place == self.place || life == nullptr) continue;
         const auto& bound = life->peer->bound();
         View& view = self.views[life->info()];
@@ -182,7 +182,7 @@ class World final : public SimulatedNetwork {
   }
   void introduce(Worker& to, const Worker& newcomer) {
     if (!runs(to)) return;
-    const Life* known = to.table->life(newcomer.info.id);
+    const PeerLife* known = to.table->life(newcomer.info.id);
     if (known == nullptr || known->info().epoch >= newcomer.info.epoch) return;
     to.table->admit(to.table->add_life({newcomer.info, newcomer.addresses}));
   }
@@ -314,7 +314,7 @@ class World final : public SimulatedNetwork {
   [[nodiscard]] bool all_bound() {
     for (std::size_t place = 0; place < places_; ++place) {
       for (std::size_t other = 0; other < places_; ++other) {
-        const Life* const life =
+        const PeerLife* const life =
             present(place).table->life(WorkerId(static_cast<std::uint32_t>(other)));
         if (other != place && !life->peer->bound()) return false;
       }
@@ -408,7 +408,7 @@ class World final : public SimulatedNetwork {
   void intrude(std::size_t victim, std::size_t claimed) {
     Worker& worker = present(victim);
     if (!runs(worker)) return;
-    const Life* life = worker.table->life(WorkerId(static_cast<std::uint32_t>(claimed)));
+    const PeerLife* life = worker.table->life(WorkerId(static_cast<std::uint32_t>(claimed)));
     // Who has not read its beginning cannot take over a session; it may begin one.
     if (life == nullptr || !life->peer->bound()) return;
     touch(victim, claimed);
@@ -437,7 +437,7 @@ class World final : public SimulatedNetwork {
     for (const auto& each : workers_) {
       const Worker& worker = *each;
       if (!runs(worker) || host(worker.host).stopped) continue;
-      worker.table->for_each([&](const Life& life) {
+      worker.table->for_each([&](const PeerLife& life) {
         const auto& broken = life.peer->broken();
         if (broken && now - broken->since > grace_ + kLate) {
           fail(life_name(life.info()), " is not lost to ", life_name(worker.info),
@@ -487,8 +487,8 @@ class World final : public SimulatedNetwork {
       if (ends != 0) fail(names, " have connections though one is dead");
       return;
     }
-    const Life* const at_one = one.table->life(two.info);
-    const Life* const at_two = two.table->life(one.info);
+    const PeerLife* const at_one = one.table->life(two.info);
+    const PeerLife* const at_two = two.table->life(one.info);
     if (at_one == nullptr || at_two == nullptr) return fail(names, " do not know each other");
     const Peer& first = *at_one->peer;
     const Peer& second = *at_two->peer;
@@ -508,7 +508,7 @@ class World final : public SimulatedNetwork {
     if (first.bound()->generation + 1 - ahead != second.bound()->generation + ahead)
       return fail(names, " do not agree about the generation");
     if (ends != 2) return fail(names, " have ", ends, " ends", ends_text());
-    for (const Life* life : {at_one, at_two}) {
+    for (const PeerLife* life : {at_one, at_two}) {
       const auto statistics = life->session->statistics();
       count("reconnects", statistics.reconnects);
       count("resent", statistics.resent);
@@ -523,7 +523,7 @@ class World final : public SimulatedNetwork {
     const Worker& from = *workers_[sent.from];
     if (!runs(from)) return;
     const std::string name = "message " + std::to_string(id);
-    const Life* const life = from.table->life(sent.to);
+    const PeerLife* const life = from.table->life(sent.to);
     if (sent.told != 1) return fail(name, " was told ", sent.told, " times");
     if (life == nullptr) return fail(name, " was sent to no life");
     if (!sent.failed && !sent.came && !life->peer->lost()) fail(name, " is lost");

@@ -4,10 +4,10 @@ stitch_mutated_copy(session rpc/peers/session.cc
   [[      return Arrival::drop;]] [[      if (mistake("takes_in_repetitions")) break; @]]
   [[stream.first->number <= number]]
     [[stream.first->number + (mistake("forgets_one_too_few") ? 1 : 0) <= number + (mistake("forgets_one_too_many") ? 1 : 0)]]  # of what the peer has received
-  [[  } else if (concerns_one_message(*error)) {]] [[  } else if (mistake("fails_what_is_kept")) { tell(kept, error); @]]  # when its connection ends
-  [[  if (kept.told()) return;]] [[  if (kept.told() && !mistake("tells_twice")) return;]]
-  [[  if ((kept.state.fetch_or(Kept::kTold, std::memory_order_acq_rel) & Kept::kTold) != 0) return;]]
-    [[  if ((kept.state.fetch_or(Kept::kTold, std::memory_order_acq_rel) & Kept::kTold) != 0 && !mistake("tells_twice")) return;]]
+  [[  } else if (concerns_one_message(*error)) {]] [[  } else if (mistake("fails_what_is_kept")) { complete(kept, error); @]]  # when its connection ends
+  [[  if (kept.completed()) return;]] [[  if (kept.completed() && !mistake("tells_twice")) return;]]
+  [[  if (kept.set_completed()) return;]]
+    [[  if (kept.set_completed() && !mistake("tells_twice")) return;]]
   [[  kept.done = nullptr;]] [[  if (!mistake("tells_twice")) kept.done = nullptr;]]
   [[  numbers.received = received();
   told_.store(]]
@@ -21,7 +21,7 @@ stitch_mutated_copy(session rpc/peers/session.cc
 @]]  # where a message was withdrawn
   [[  if (replaced) {]] [[  if (replaced || mistake("reports_what_may_arrive")) {]]  # as refused, though another connection has it
   [[      streams_[i].unsent = streams_[i].first;]]
-    [[      Kept* next = streams_[i].first;
+    [[      KeptMessage* next = streams_[i].first;
       if (mistake("does_not_send_again"))
         while (next != nullptr && next->sent) next = next->next;
       streams_[i].unsent = next;]]  # what the old connection had got
@@ -33,7 +33,7 @@ stitch_mutated_copy(session rpc/peers/session.cc
 ]]  # that a message was withdrawn, though another connection has it
   [[  while (list != nullptr) release(*std::exchange(list, list->next));]]
     [[  while (list != nullptr) {
-    Kept& kept = *std::exchange(list, list->next);
-    if (mistake("fails_what_may_arrive")) tell(kept, reason);
+    KeptMessage& kept = *std::exchange(list, list->next);
+    if (mistake("fails_what_may_arrive")) complete(kept, reason);
     release(kept);
   }]])  # at the end of the session, though a connection holds it

@@ -47,10 +47,10 @@ class Quartet {
     expect(lives_[0]->create(id_, id_.creator), "it was created before");
     auto object = std::make_shared<int>(1);
     object_ = object;
-    perform(lives_[0]->resolve(id_, std::move(object), std::nullopt));
+    carry_out(lives_[0]->resolve(id_, std::move(object), std::nullopt));
   }
   void answer_creation(std::size_t creator) {
-    perform(lives_[creator]->answered(id_, std::nullopt));
+    carry_out(lives_[creator]->answered(id_, std::nullopt));
   }
   // `from` sends the reference; it arrives and stays in use there.
   void lend(std::size_t from, std::size_t to) { arrive(send(from, to), from, to); }
@@ -58,29 +58,29 @@ class Quartet {
     return lives_[from]->pin(id_, life(to));
   }
   void arrive(const CarriedRef& carried, std::size_t from, std::size_t to) {
-    perform(lives_[to]->receive(carried, life(from)));
+    carry_out(lives_[to]->receive(carried, life(from)));
   }
   // The message that brought the reference to `worker` is done with; nothing else uses it there.
   void drop(std::size_t worker, std::size_t lender) {
-    perform(lives_[worker]->message_done(id_, life(lender)));
+    carry_out(lives_[worker]->message_done(id_, life(lender)));
   }
   // The reference at `worker`, brought by `lender`, is registered.
   void keep(std::size_t worker, std::size_t lender) {
     lives_[worker]->add_local(id_);
-    perform(lives_[worker]->message_done(id_, life(lender)));
-    perform(lives_[worker]->register_kept());
-    perform(lives_[worker]->register_kept());
+    carry_out(lives_[worker]->message_done(id_, life(lender)));
+    carry_out(lives_[worker]->register_kept());
+    carry_out(lives_[worker]->register_kept());
   }
-  void die(std::size_t worker) { perform(lives_[worker]->close()); }
+  void die(std::size_t worker) { carry_out(lives_[worker]->close()); }
   void hears_of_the_death(std::size_t worker, std::size_t dead) {
     const Error why(ErrorCode::disconnected, "worker died");
-    perform(lives_[worker]->peer_lost(life(dead), why));
-    perform(lives_[worker]->member_over(life(dead), why));
+    carry_out(lives_[worker]->peer_lost(life(dead), why));
+    carry_out(lives_[worker]->member_over(life(dead), why));
   }
   void lose_each_other(std::size_t a, std::size_t b) {
     const Error why(ErrorCode::disconnected, "the link is lost");
-    perform(lives_[a]->peer_lost(life(b), why));
-    perform(lives_[b]->peer_lost(life(a), why));
+    carry_out(lives_[a]->peer_lost(life(b), why));
+    carry_out(lives_[b]->peer_lost(life(a), why));
   }
   void exchange(std::size_t a, std::size_t b) {
     for (int i = 0; i < 4; ++i) {
@@ -92,18 +92,18 @@ class Quartet {
   void hide_from_owner(std::size_t worker) { hidden_ = worker; }
   void joins_at_owner(std::size_t worker) {
     hidden_.reset();
-    perform(lives_[0]->member_joined(life(worker)));
+    carry_out(lives_[0]->member_joined(life(worker)));
   }
   // A life of that worker after the one that plays here.
   void next_life_joins_at_owner(std::size_t worker) {
-    perform(lives_[0]->member_joined({life(worker).id, life(worker).epoch + 1}));
+    carry_out(lives_[0]->member_joined({life(worker).id, life(worker).epoch + 1}));
   }
   // `liar`, which sends the owner nothing else, asks it to sweep `about`.
   void claims_the_end(std::size_t liar, std::size_t about) {
     liars_ledger_.push(LedgerOp::make_sweep(life(about)));
     base::Bytes frame;
     expect(liars_ledger_.encode(frame), "nothing was claimed");
-    perform(lives_[0]->accept_ledger(life(liar), frame.span()));
+    carry_out(lives_[0]->accept_ledger(life(liar), frame.span()));
   }
   // Whether the owner has said CLEAN to that since this was asked last.
   [[nodiscard]] bool is_answered(std::size_t liar, std::size_t about) {
@@ -118,7 +118,7 @@ class Quartet {
     return lives_[0]->over(life(worker));
   }
   // The owner, or a worker that keeps a reference, drops it.
-  void release(std::size_t worker) { perform(lives_[worker]->drop_local(id_)); }
+  void release(std::size_t worker) { carry_out(lives_[worker]->drop_local(id_)); }
   // 1 holds the object; the owner's own reference is gone.
   void move_to_1() {
     lend(0, 1);
@@ -150,13 +150,13 @@ class Quartet {
     if (to_owner && hidden_) std::erase(known, life(*hidden_));
     return known;
   }
-  void perform(Effects effects) {
+  void carry_out(Effects effects) {
     if (effects.broken) expect(false, effects.broken->what());
   }
   void flush(std::size_t from, std::size_t to) {
     base::Bytes frame;
     if (lives_[from]->encode_ledger(life(to), frame))
-      perform(lives_[to]->accept_ledger(life(from), frame.span()));
+      carry_out(lives_[to]->accept_ledger(life(from), frame.span()));
   }
   [[nodiscard]] const WorkerLife& life(std::size_t worker) const { return names_[worker]; }
 

@@ -42,7 +42,7 @@ CoreDemand& CoreDemand::of_this_process() {
   return demand;
 }
 
-void CoreDemand::look(Clock::time_point now, bool lost) noexcept {
+void CoreDemand::measure(Clock::time_point now, bool lost) noexcept {
   const std::uint64_t process = std::uint64_t{base::fork_count()} + 1;
   std::uint64_t looking = looking_.load();
   if (looking == process || !looking_.compare_exchange_strong(looking, process)) return;

@@ -45,7 +45,7 @@ class CoreDemand {
   [[nodiscard]] bool wanted(Clock::time_point now) noexcept {
     if (were_wanted() &&
         now.time_since_epoch().count() >= next_look_.load(std::memory_order_relaxed)) [[unlikely]]
-      look(now, false);
+      measure(now, false);
     return were_wanted();
   }
   // The result of the last wanted().
@@ -53,11 +53,11 @@ class CoreDemand {
     return wanted_.load(std::memory_order_relaxed);
   }
   // The calling thread polled, and lost its core until `now`.
-  void lost_core(Clock::time_point now) noexcept { look(now, true); }
+  void lost_core(Clock::time_point now) noexcept { measure(now, true); }
 
  private:
   using Ticks = Clock::duration::rep;
-  void look(Clock::time_point now, bool lost) noexcept;
+  void measure(Clock::time_point now, bool lost) noexcept;
 
   const Look look_;
   std::atomic<bool> wanted_{false};

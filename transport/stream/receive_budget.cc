@@ -26,7 +26,7 @@ bool ReceiveBudget::take(Id id, std::size_t bytes, base::UniqueFunction<void()> 
 std::uint64_t ReceiveBudget::wait_of(Id id) const {
   base::MutexLock lock(mutex_);
   const auto found = std::find_if(waiting_.begin(), waiting_.end(),
-                                  [id](const Waiting& each) { return each.id == id; });
+                                  [id](const WaitingRead& each) { return each.id == id; });
   return found == waiting_.end() ? 0 : found->number;
 }
 
@@ -35,13 +35,13 @@ bool ReceiveBudget::insist(Id id, std::uint64_t wait) {
   {
     base::MutexLock lock(mutex_);
     if (waiting_.empty()) return true;
-    const auto is_this = [id, wait](const Waiting& each) {
+    const auto is_this = [id, wait](const WaitingRead& each) {
       return each.id == id && each.number == wait;
     };
     if (!is_this(waiting_.front())) {
       return std::none_of(waiting_.begin(), waiting_.end(), is_this);
     }
-    Waiting& first = waiting_.front();
+    WaitingRead& first = waiting_.front();
     taken_.emplace(id, first.bytes);
     used_ += first.bytes;
     granted = std::move(first.granted);
@@ -59,13 +59,14 @@ void ReceiveBudget::give_back(Id id) {
       used_ -= found->second;
       taken_.erase(found);
     } else {
-      const auto waiting_entry = std::find_if(waiting_.begin(), waiting_.end(),
-                                              [id](const Waiting& each) { return each.id == id; });
+      const auto waiting_entry =
+          std::find_if(waiting_.begin(), waiting_.end(),
+                       [id](const WaitingRead& each) { return each.id == id; });
       if (waiting_entry == waiting_.end()) return;
       waiting_.erase(waiting_entry);
     }
     while (!waiting_.empty() && fits(waiting_.front().bytes)) {
-      Waiting& first = waiting_.front();
+      WaitingRead& first = waiting_.front();
       taken_.emplace(first.id, first.bytes);
       granted.push_back(std::move(first.granted));
       used_ += first.bytes;

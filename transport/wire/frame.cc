@@ -82,6 +82,51 @@ void check_count(const char* what, std::size_t count, std::size_t most) {
                    std::to_string(device.index);
 }
 
+// Throws unless a table of `count` entries lies in the frame.
+void check_table(const char* name, std::uint64_t table, std::uint32_t count, std::size_t most,
+                 std::size_t entry_bytes, std::uint64_t total) {
+  if (count <= most && table >= FrameBuilder::kHeaderBytes &&
+      !outside(table, std::uint64_t{count} * entry_bytes, total))
+    return;
+  malformed(name, "of " + std::to_string(count) + " entries at offset " + std::to_string(table) +
+                      " has too many or does not lie in the frame of " + std::to_string(total) +
+                      " bytes");
+}
+
+// Throws for buffer `i`, which lies in the frame, unless it may lie there, behind `last_end`.
+void check_inside(std::uint32_t i, Device device, std::uint32_t offset, std::uint64_t bytes,
+                  std::uint64_t total, std::uint64_t last_end) {
+  if (device != Device{}) {
+    malformed(name_entry("buffer", i),
+              "lies in the frame but is said to be on " + name_device(device));
+  }
+  if (offset < FrameBuilder::kHeaderBytes || outside(offset, bytes, total))
+    out_of_frame(name_entry("buffer", i), offset, bytes, total);
+  if (offset % base::Bytes::kAlignment != 0) {
+    malformed(name_entry("buffer", i), "at offset " + std::to_string(offset) +
+                                           " is not aligned to " +
+                                           std::to_string(base::Bytes::kAlignment));
+  }
+  // Readers copy such buffers: overlapping ones could take many times the memory of the frame.
+  if (offset < last_end) {
+    malformed(name_entry("buffer", i), "at offset " + std::to_string(offset) +
+                                           " overlaps the one before it, which ends at " +
+                                           std::to_string(last_end));
+  }
+}
+
+// Throws for buffer `i`, which has come beside the frame, unless it is as announced.
+void check_beside(std::uint32_t i, Device device, std::uint64_t bytes, const Buffer& arrived) {
+  if (arrived.bytes != bytes) {
+    malformed(name_entry("buffer", i), "was announced with " + std::to_string(bytes) + " bytes, " +
+                                           std::to_string(arrived.bytes) + " came");
+  }
+  if (arrived.device != device) {
+    malformed(name_entry("buffer", i), "was announced on " + name_device(device) + " and came on " +
+                                           name_device(arrived.device));
+  }
+}
+
 }  // namespace
 
 FrameBuilder::FrameBuilder(std::uint16_t kind) : kind_(kind) { frame_.resize(kHeaderBytes); }
@@ -229,92 +274,66 @@ FrameView::FrameView(const Message& message) {
   }
   body_ = message.frame.span().subspan(body_offset, body_bytes);
 
-  const auto section_table = std::uint64_t{get<std::uint32_t>(frame + kAtSectionTable)};
-  const auto section_count = get<std::uint32_t>(frame + kAtSectionCount);
-  if (section_count > 0) {
-    if (section_count > kMaxSections || section_table < FrameBuilder::kHeaderBytes ||
-        outside(section_table, std::uint64_t{section_count} * kSectionEntryBytes, total)) {
-      malformed("section table", "of " + std::to_string(section_count) + " entries at offset " +
-                                     std::to_string(section_table) +
-                                     " has too many or does not lie in the frame of " +
-                                     std::to_string(total) + " bytes");
-    }
-    sections_.reserve(section_count);
-    const std::byte* at = frame + section_table;
-    for (std::uint32_t i = 0; i < section_count; ++i, at += kSectionEntryBytes) {
-      const auto offset = get<std::uint32_t>(at + 4);
-      const auto bytes = get<std::uint32_t>(at + 8);
-      if (offset < FrameBuilder::kHeaderBytes || outside(offset, bytes, total))
-        out_of_frame(name_entry("section", i), offset, bytes, total);
-      sections_.push_back(
-          Section{get<std::uint16_t>(at), message.frame.span().subspan(offset, bytes)});
-    }
-  }
+  read_sections(message);
+  read_buffers(message);
+}
 
-  const auto buffer_table = std::uint64_t{get<std::uint32_t>(frame + kAtBufferTable)};
-  const auto buffer_count = get<std::uint32_t>(frame + kAtBufferCount);
+void FrameView::read_sections(const Message& message) {
+  const std::byte* frame = message.frame.data();
+  const std::uint64_t total = message.frame.size();
+  const auto table = std::uint64_t{get<std::uint32_t>(frame + kAtSectionTable)};
+  const auto count = get<std::uint32_t>(frame + kAtSectionCount);
+  if (count == 0) return;
+  check_table("section table", table, count, kMaxSections, kSectionEntryBytes, total);
+  sections_.reserve(count);
+  const std::byte* at = frame + table;
+  for (std::uint32_t i = 0; i < count; ++i, at += kSectionEntryBytes) {
+    const auto offset = get<std::uint32_t>(at + 4);
+    const auto bytes = get<std::uint32_t>(at + 8);
+    if (offset < FrameBuilder::kHeaderBytes || outside(offset, bytes, total))
+      out_of_frame(name_entry("section", i), offset, bytes, total);
+    sections_.push_back(
+        Section{get<std::uint16_t>(at), message.frame.span().subspan(offset, bytes)});
+  }
+}
+
+void FrameView::read_buffers(const Message& message) {
+  const std::byte* frame = message.frame.data();
+  const std::uint64_t total = message.frame.size();
+  const auto table = std::uint64_t{get<std::uint32_t>(frame + kAtBufferTable)};
+  const auto count = get<std::uint32_t>(frame + kAtBufferCount);
+  if (count > 0) {
+    check_table("buffer table", table, count, kMaxBuffers, kBufferEntryBytes, total);
+    buffers_.reserve(count);
+  }
+  const std::byte* at = count > 0 ? frame + table : frame;
   std::size_t beside = 0;
   std::uint64_t last_end = 0;  // of the buffers in the frame so far
-  if (buffer_count > 0) {
-    if (buffer_count > kMaxBuffers || buffer_table < FrameBuilder::kHeaderBytes ||
-        outside(buffer_table, std::uint64_t{buffer_count} * kBufferEntryBytes, total)) {
-      malformed("buffer table", "of " + std::to_string(buffer_count) + " entries at offset " +
-                                    std::to_string(buffer_table) +
-                                    " has too many or does not lie in the frame of " +
-                                    std::to_string(total) + " bytes");
+  for (std::uint32_t i = 0; i < count; ++i, at += kBufferEntryBytes) {
+    const auto type = get<std::uint8_t>(at);
+    if (type > static_cast<std::uint8_t>(DeviceType::cuda)) {
+      malformed(name_entry("buffer", i),
+                "names device type " + std::to_string(type) + ", known are 0 (cpu) and 1 (cuda)");
     }
-    buffers_.reserve(buffer_count);
-    const std::byte* at = frame + buffer_table;
-    for (std::uint32_t i = 0; i < buffer_count; ++i, at += kBufferEntryBytes) {
-      const auto type = get<std::uint8_t>(at);
-      if (type > static_cast<std::uint8_t>(DeviceType::cuda)) {
-        malformed(name_entry("buffer", i),
-                  "names device type " + std::to_string(type) + ", known are 0 (cpu) and 1 (cuda)");
-      }
-      const Device device{static_cast<DeviceType>(type), get<std::uint8_t>(at + 1)};
-      const auto offset = get<std::uint32_t>(at + 4);
-      const auto bytes = get<std::uint64_t>(at + 8);
-      if (offset != 0) {
-        if (device != Device{})
-          malformed(name_entry("buffer", i),
-                    "lies in the frame but is said to be on " + name_device(device));
-        if (offset < FrameBuilder::kHeaderBytes || outside(offset, bytes, total))
-          out_of_frame(name_entry("buffer", i), offset, bytes, total);
-        if (offset % base::Bytes::kAlignment != 0) {
-          malformed(name_entry("buffer", i), "at offset " + std::to_string(offset) +
-                                                 " is not aligned to " +
-                                                 std::to_string(base::Bytes::kAlignment));
-        }
-        // Readers copy such buffers: overlapping ones could take many times the memory of the
-        // frame.
-        if (offset < last_end) {
-          malformed(name_entry("buffer", i), "at offset " + std::to_string(offset) +
-                                                 " overlaps the one before it, which ends at " +
-                                                 std::to_string(last_end));
-        }
-        last_end = offset + bytes;
-        // The view returns plain Buffers; readers copy those inside the frame before they write.
-        void* data = const_cast<std::byte*>(frame + offset);
-        buffers_.push_back(
-            BufferView{Buffer{device, data, static_cast<std::size_t>(bytes), nullptr}, true});
-        continue;
-      }
+    const Device device{static_cast<DeviceType>(type), get<std::uint8_t>(at + 1)};
+    const auto offset = get<std::uint32_t>(at + 4);
+    const auto bytes = get<std::uint64_t>(at + 8);
+    if (offset == 0) {
       if (beside >= message.buffers.size()) {
         malformed(name_entry("buffer", i), "should have come beside the frame, but only " +
                                                std::to_string(message.buffers.size()) + " did");
       }
       const Buffer& arrived = message.buffers[beside++];
-      if (arrived.bytes != bytes) {
-        malformed(name_entry("buffer", i), "was announced with " + std::to_string(bytes) +
-                                               " bytes, " + std::to_string(arrived.bytes) +
-                                               " came");
-      }
-      if (arrived.device != device) {
-        malformed(name_entry("buffer", i), "was announced on " + name_device(device) +
-                                               " and came on " + name_device(arrived.device));
-      }
+      check_beside(i, device, bytes, arrived);
       buffers_.push_back(BufferView{arrived, false});
+      continue;
     }
+    check_inside(i, device, offset, bytes, total, last_end);
+    last_end = offset + bytes;
+    // The view returns plain Buffers; readers copy those inside the frame before they write.
+    void* data = const_cast<std::byte*>(frame + offset);
+    buffers_.push_back(
+        BufferView{Buffer{device, data, static_cast<std::size_t>(bytes), nullptr}, true});
   }
   if (beside != message.buffers.size()) {
     malformed("buffer count", std::to_string(beside) + " beside the frame differs from the " +

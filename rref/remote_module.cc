@@ -1,13 +1,10 @@
-#include "stitch/rref/module_state.h"
+#include "stitch/rref/remote_module.h"
 
 #include <ATen/ATen.h>
-#include <torch/nn/module.h>
 
 #include <sstream>
 
-#include "stitch/base/error.h"
 #include "stitch/rpc/agent/agent.h"
-#include "stitch/rpc/agent/call_path.h"
 
 namespace stitch::rref {
 namespace {
