@@ -16,8 +16,8 @@
 
 namespace stitch::dist_autograd {
 
-// What the protocol of a pass asks about the graph of its pass on this worker. Nodes are numbered;
-// the answers do not change, except that marked() grows with mark..().
+// The graph of a pass on this worker, as the protocol sees it. Nodes are numbered. Answers are
+// constant, except that marked() grows with mark..(). Owned by the PassProtocol; not thread-safe.
 class PassGraph {
  public:
   static constexpr std::uint32_t kNone = ~std::uint32_t{0};
@@ -33,18 +33,18 @@ class PassGraph {
   [[nodiscard]] virtual WorkerId receiver(std::uint32_t send) const = 0;
   [[nodiscard]] virtual const std::string& call(std::uint32_t send) const = 0;
 
-  // Marks what is reachable from a SendNode, and appends the links of the RecvNodes marked by this
-  // call. Throws when one of them belongs to another context.
+  // Marks the nodes that are reachable from a SendNode, and appends the links of RecvNodes that
+  // this call marks. Throws for a RecvNode of another context.
   virtual void mark(std::uint32_t send, std::vector<LinkId>& reached) = 0;
-  // The same from all roots and from the SendNodes that are `delivered` (by node), once all has run
-  // that their gradients allow. The RecvNodes that have run are not appended: those that no
-  // SendNode without gradients leads to.
+  // The same from all roots and from the SendNodes that are `delivered` (by node), after all nodes
+  // have run that their gradients allow. Leaves out RecvNodes that have run: those that no SendNode
+  // without gradients leads to.
   virtual void mark_used(const std::vector<bool>& delivered, std::vector<LinkId>& reached) = 0;
   [[nodiscard]] virtual bool marked(std::uint32_t send) const = 0;
 };
 
-// What an event of the protocol asks for. Decided under the lock of the pass; done, in this order,
-// once the lock is released.
+// The effects of an event of the protocol: decided under the lock of the pass, carried out in this
+// order without it.
 struct PassEffects {
   std::vector<std::pair<WorkerId, wire::Mark>> marks;  // MARK to these
   std::vector<std::pair<WorkerId, wire::Ack>> acks;    // ACK to these
@@ -57,16 +57,16 @@ struct PassEffects {
   bool succeed = false;  // root: all workers are done
   bool done = false;     // other workers: done here, DONE to the root
   bool deliver = false;  // GRADIENTS: hand its gradients to the strand
-  // The sender of this message is new to the pass. The pass learns only of later losses, so it must
-  // look whether the sender or the root is lost already.
+  // The sender of this message is new to the pass. As the pass hears only of later losses, it
+  // checks whether the sender or the root is lost already.
   bool new_peer = false;
 };
 
-// The protocol of one pass on one worker (PROTOCOL.md): what each event means, and when marking and
-// the pass have ended. No I/O, no locks, no tensors; effects are returned. Events of a pass that is
-// not running any more are ignored. Those named on_...() are messages of `from`; they throw
-// Error(protocol) for what no correct worker sends, and the caller must then fail the pass.
-// Thread contract: none, the pass guards it with its mutex.
+// The protocol of one pass on one worker (PROTOCOL.md): events in, effects out, to the end of
+// marking and of the pass. No I/O, no locks, no tensors. A pass that is not running ignores events.
+// Events named on_...() are messages of `from`; they throw Error(protocol) for a message that no
+// correct worker sends, and the caller must then fail the pass. Owned by its Pass, whose mutex
+// guards it.
 class PassProtocol {
  public:
   PassProtocol(WorkerId self, WorkerId root) : self_(self), root_(root) {}

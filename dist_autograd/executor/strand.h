@@ -25,49 +25,46 @@
 
 namespace stitch::dist_autograd {
 
-// Runs a task later, on a thread of its choice for nodes of that device, exactly once, also if its
-// owner is gone by then.
+// Runs a task once, later, on a thread for nodes of that device, also when the strand's owner has
+// ended by then.
 using Executor = std::function<void(c10::Device, base::UniqueFunction<void()>)>;
 
-// The pass a strand works for. Called by its slices, and under their state of libtorch: one call at
-// a time, never under a lock.
+// The pass that a strand works for. Slices of the strand call it, under their state of libtorch,
+// one call at a time and never under a lock.
 class StrandOwner {
  public:
   virtual ~StrandOwner() = default;
-  // A node is about to run: what should not wait for it is to be sent now. False: no node begins
-  // until Strand::resume(), which may be called before this returns. Not asked for a node that
-  // becomes ready while another slice calls the owner.
+  // A node is about to run: the owner sends gradients that should not wait for it. False keeps
+  // nodes from beginning until Strand::resume(), which may come before this returns. A node that
+  // becomes ready while another slice calls the owner runs without this call.
   [[nodiscard]] virtual bool before_node() { return true; }
-  // A recv node has its complete gradients, some of them perhaps undefined; `unreached`: those of
-  // tensors that the roots do not depend on, perhaps all. If this throws, the node has failed.
+  // A recv node has all its gradients, perhaps undefined ones. `unreached`: the positions of
+  // tensors that the roots do not depend on. An exception is the failure of the node.
   virtual void gradients_ready(RecvNode& node, variable_list gradients,
                                const Positions& unreached) = 0;
-  // Nothing is ready to run on a device, while others have something, and gradients_ready() has
-  // been called since the last of these calls: send what waits.
+  // A device has no ready node, while other devices have, and gradients_ready() has been called
+  // since the last of these calls: the owner sends gradients that wait.
   virtual void partly_quiet() {}
-  // Nothing runs or is ready to run, and `taken` deliveries and kills have been processed so far.
-  // `resolved`: every node of the plan has run or is known to be dead, so nothing will ever run
-  // again. May be called more than once.
+  // No node runs or is ready, and `taken` deliveries and kills have been processed so far.
+  // `resolved`: every node of the plan has run or is dead, so no node will run again. May be called
+  // more than once.
   virtual void went_quiet(std::uint64_t taken, bool resolved) = 0;
-  // A node threw: no other one begins. Called at most once; stopped() follows.
+  // A node threw, and no other node begins. Called at most once; stopped() follows.
   virtual void failed(Error error) = 0;
   // The worker that is current in nodes and hooks; null: none is.
   [[nodiscard]] virtual std::shared_ptr<rpc::Runtime> worker() noexcept { return nullptr; }
-  // Who gets the warnings of libtorch that nodes raise; null for the process's own handler. Lives
-  // as long as this.
+  // The handler of warnings that nodes raise; null for the process's own. Lives as long as this.
   virtual c10::WarningHandler* warning_handler() noexcept { return nullptr; }
-  // After stop() or failed(): no node is running, all pending gradients have been dropped. Called
-  // once.
+  // After stop() or failed(): no node runs, and pending gradients have been dropped. Called once.
   virtual void stopped() = 0;
 };
 
-// Runs the nodes of one pass on one worker, each once and only when its inputs are complete: those
-// of the CPU one at a time, and so those of each device. Nodes of several devices run side by side,
-// each device's in slices that the Executor runs for it, so what takes long on the CPU does not
-// delay what is launched on a device. Thread contract: deliver(), kill() and stop() from any
-// thread; seed() before start(). Held by its pass and by its slices, which keep the pass alive
-// while they run. Its lock is held for moments only: not while a node runs, gradients are added or
-// end, or the owner is called.
+// Runs the nodes of one pass on one worker, each once, when its inputs are complete. Each device,
+// the CPU among them, runs one node at a time, in slices that the Executor runs for it; devices run
+// side by side, so a slow node on the CPU does not delay launches on a device. Owned by its pass
+// and by its slices, which keep the pass alive while they run. Thread contract: deliver(), kill()
+// and stop() from any thread; seed() before start(). The lock is not held while a node runs,
+// gradients are added or destroyed, or the owner is called.
 class Strand : public std::enable_shared_from_this<Strand> {
  public:
   Strand(std::shared_ptr<const Plan> plan, RunFlags flags, std::shared_ptr<GradientStore> store,
@@ -76,11 +73,11 @@ class Strand : public std::enable_shared_from_this<Strand> {
 
   // The gradient of root number `root` of the plan. REQUIRES: before start().
   void seed(std::size_t root, at::Tensor gradient) STITCH_EXCLUDES(mutex_);
-  // Lets nodes run. Deliveries that came earlier wait for it. A second call does nothing.
+  // Lets nodes run; earlier deliveries wait for this. A second call does nothing.
   void start() STITCH_EXCLUDES(mutex_);
-  // The gradients of send nodes have arrived: element i of `gradients` is for nodes[i], and the
-  // inputs in element i of `unreached`, where there is one, are unreached. REQUIRES: once per node,
-  // or kill(node), not both.
+  // Gradients of send nodes have arrived: element i of `gradients` is for nodes[i], and element i
+  // of `unreached`, where there is one, has its unreached inputs. REQUIRES: each node is delivered
+  // or killed, once.
   void deliver(const std::vector<std::uint32_t>& nodes, std::vector<variable_list> gradients,
                std::vector<Positions> unreached = {}) STITCH_EXCLUDES(mutex_);
   // No gradient will come for these send nodes.
@@ -125,23 +122,24 @@ class Strand : public std::enable_shared_from_this<Strand> {
   };
 
   void post(std::vector<Arrival> arrivals) STITCH_EXCLUDES(mutex_);
-  // For which device a slice is to take an arrival for a node of `device`; nothing where one looks
-  // for it anyway.
+  // The device whose slice is to take an arrival for a node of `device`; nothing where a running
+  // slice will find the arrival.
   [[nodiscard]] std::optional<std::size_t> device_to_wake(std::size_t device) const
       STITCH_REQUIRES(mutex_);
   [[nodiscard]] bool any_scheduled() const STITCH_REQUIRES(mutex_);
-  // Schedules a slice of each device that has something ready, or one if there is none at all.
+  // Schedules a slice of each device with a ready node, or of one device if none has.
   void schedule_ready() STITCH_EXCLUDES(mutex_);
   // REQUIRES: scheduled, which the caller has set.
   void schedule(std::size_t device) noexcept STITCH_EXCLUDES(mutex_);
   void run_slice(StrandOwner& owner, std::size_t device) noexcept STITCH_EXCLUDES(mutex_);
-  // `room` is used for it, and empty before and after.
+  // Takes the inbox; `room` is a buffer for that, empty before and after.
   void take_arrivals(std::size_t device, std::vector<Arrival>& room) STITCH_REQUIRES(mutex_);
-  // Runs what is ready on other devices, which have no slice. True if the lock was released.
+  // Schedules slices of other devices that have a ready node and no slice. True if the lock was
+  // released.
   bool wake_others(std::size_t device) STITCH_REQUIRES(mutex_);
   void run_next(std::size_t device, StrandOwner& owner) STITCH_REQUIRES(mutex_);
-  // Calls the owner as long as there is something to tell. Does nothing where another slice does:
-  // that one looks again after each call.
+  // Calls the owner until it knows all news. Does nothing while another slice calls the owner: that
+  // slice looks for news after each call.
   void notify(StrandOwner& owner) STITCH_REQUIRES(mutex_);
   [[nodiscard]] bool notify_next(StrandOwner& owner) STITCH_REQUIRES(mutex_);
   void notify_failure(StrandOwner& owner) STITCH_REQUIRES(mutex_);
@@ -150,16 +148,16 @@ class Strand : public std::enable_shared_from_this<Strand> {
   void notify_quiet(StrandOwner& owner) STITCH_REQUIRES(mutex_);
   // Asks before_node(), unless another slice calls the owner.
   void ask_before_node(StrandOwner& owner) STITCH_REQUIRES(mutex_);
-  // Has what waits sent, where nothing is ready on a device: here, or by the slice that calls the
-  // owner now. True if the lock was released.
+  // Has the owner send waiting gradients when a device has no ready node: here, or by the slice
+  // that calls the owner now. True if the lock was released.
   bool tell_partly_quiet(StrandOwner& owner) STITCH_REQUIRES(mutex_);
-  // Calls without the lock. What is thrown fails the pass; `node` is what it is about by then.
+  // Calls without the lock. An exception fails the pass; the error names `node`.
   template <class Call>
   void unlocked(Call&& call, const std::uint32_t& node = Plan::kNone) STITCH_REQUIRES(mutex_);
-  // Of a thread that runs a node.
+  // Publishes the number of a thread that runs a node, for thread().
   void note_thread() STITCH_REQUIRES(mutex_);
   void run(std::uint32_t index) STITCH_REQUIRES(mutex_);
-  // Runs the node, adds its gradients to the inputs of the next ones and returns the rest: those of
+  // Runs the node, adds its gradients to the inputs of the next nodes, and returns the gradients of
   // a recv node.
   [[nodiscard]] variable_list run_alone(std::uint32_t index, NodeTable::Inputs inputs, bool live)
       STITCH_EXCLUDES(mutex_);

@@ -19,28 +19,27 @@
 
 namespace stitch::rpc {
 
-// The barriers and all_gathers (gatherings) of one worker, each in log2 N rounds of N participants.
-// In round r, participant p of the list that is sorted by name fetches from participant p - 2^r the
-// values of that one and of the 2^r - 1 before it, modulo N; the last round fetches only the values
-// that are left. (Dissemination: Hensgen, Finkel, Manber, Two Algorithms for Barrier
-// Synchronization, 1988. With values: Bruck et al., Efficient Algorithms for All-to-All
-// Communications, 1997.) All rounds are fetched at once; each fetch is answered when the rounds
-// before it are complete. A gathering is over here when this worker has all values and all its
-// readers have fetched: nothing of it is kept then. A failure is handed to every reader, so all
-// participants hear of it. Owned by Agent. Thread contract: any thread; promises are completed, and
-// values destroyed, without a lock.
+// The barriers and all_gathers (gatherings) of one worker, each in log2 N rounds of N participants,
+// sorted by name. In round r, participant p fetches from participant p - 2^r its value and those of
+// the 2^r - 1 participants before it, modulo N; the last round fetches only the missing values.
+// (Dissemination: Hensgen, Finkel, Manber, Two Algorithms for Barrier Synchronization, 1988. With
+// values: Bruck et al., Efficient Algorithms for All-to-All Communications, 1997.) A worker fetches
+// all rounds at once; a fetch is answered when the rounds before it are complete. A gathering ends
+// here when this worker has all values and its readers, the workers that fetch from it, have
+// fetched. A failure goes to every reader, so it reaches all participants. Owned by Agent. Thread
+// contract: any thread; promises are completed, and values destroyed, without a lock.
 class GatherExchange {
  public:
   using Clock = std::chrono::steady_clock;
   using Values = std::vector<OwnedObject>;
-  // Names a gathering on all participants: a hash of their names and epochs, and how many
-  // gatherings of them there were before, the ones that failed included.
+  // The name of a gathering at all participants: a hash of their names and epochs, and the number
+  // of their earlier gatherings, failed ones included.
   struct Key {
     std::uint64_t set = 0;
     std::uint64_t number = 0;
     friend auto operator<=>(const Key&, const Key&) = default;
   };
-  // The answer to a fetch: values, or why the gathering has failed.
+  // The answer to a fetch: values, or the error of a gathering that has failed.
   struct Given {
     std::optional<Error> failure{};
     Values values{};
@@ -48,23 +47,25 @@ class GatherExchange {
   struct Begun {
     Key key;
     std::vector<WorkerInfo> sources;  // by round
-    // The values of all, this worker's first, then those of the participants before it.
+    // All values: this worker's first, then those of the participants before it, backwards.
     Future<Values> done;
   };
 
   explicit GatherExchange(WorkerInfo self) : self_(std::move(self)) {}
-  // Begins this worker's next gathering among `lives`, sorted by name, itself among them. `what`:
-  // "a barrier", "an all_gather of int"; the gathering fails where participants say different ones.
+  // Begins this worker's next gathering among `lives`, which are sorted by name and include this
+  // worker. The gathering fails unless all participants say the same `what`: "a barrier", "an
+  // all_gather of int".
   [[nodiscard]] Begun begin(const std::vector<WorkerInfo>& lives, const std::string& what,
                             OwnedObject value) STITCH_EXCLUDES(mutex_);
   // The source of that round has given these values.
   void add(const Key& key, std::size_t round, Values values) STITCH_EXCLUDES(mutex_);
-  // The gathering has failed here: its future and its readers get `why`, which is about no call.
+  // Fails the gathering here: its future and its readers get `why`, which names no call.
   void fail(const Key& key, const Error& why) STITCH_EXCLUDES(mutex_);
-  // Ends it, though readers have not fetched. True if this worker had all values: they are `done`.
+  // Ends the gathering before its readers have fetched. True when this worker had all values, with
+  // which `done` is then complete.
   bool end(const Key& key) STITCH_EXCLUDES(mutex_);
-  // Why the gathering has failed here, or the participant that this worker waits for; neither where
-  // it has not come to that gathering or waits for none.
+  // The error of a gathering that has failed here, or the participant that this worker waits for;
+  // neither where this worker has not begun that gathering or waits for no participant.
   using Standing = std::pair<std::optional<Error>, std::optional<WorkerInfo>>;
   [[nodiscard]] Standing standing(const Key& key) const STITCH_EXCLUDES(mutex_);
 
@@ -75,14 +76,14 @@ class GatherExchange {
   // Another participant asks for the values of a round.
   [[nodiscard]] Fetched fetch(const Key& key, std::size_t round, const std::string& what,
                               const WorkerInfo& from) STITCH_EXCLUDES(mutex_);
-  // The caller of that fetch waits no more: it counts as one that has fetched.
+  // The caller of that fetch has given up, which counts as a fetch.
   void stop_waiting(const Key& key, std::uint64_t wait) noexcept STITCH_EXCLUDES(mutex_);
-  // That life fetches nothing any more.
+  // A reader is lost: its fetches count as done.
   void on_lost(const WorkerInfo& life) noexcept STITCH_EXCLUDES(mutex_);
-  // Ends everything, now and later: `why` names this worker.
+  // Fails all gatherings, now and later, with `why`, which names this worker.
   void close(const Error& why) STITCH_EXCLUDES(mutex_);
 
-  // A gathering in which a participant here or elsewhere waits, for reports.
+  // A gathering that is under way, for reports.
   struct Listed {
     Key key;
     std::size_t participants = 0;  // 0: this worker has not arrived
@@ -107,14 +108,14 @@ class GatherExchange {
     std::size_t round = 0;                  // the first that is missing
     std::map<std::size_t, Values> later{};  // of rounds after it
     std::vector<WorkerInfo> sources{};      // by round
-    std::vector<std::pair<WorkerInfo, std::size_t>> readers{};  // that have not fetched, and round
+    std::vector<std::pair<WorkerInfo, std::size_t>> readers{};  // that have not fetched; round
     std::size_t participants = 0;
     std::list<Fetch> waiting{};
     Promise<Values> done{};
     Clock::time_point since = Clock::now();
     [[nodiscard]] bool arrived() const noexcept { return !what.empty(); }
     [[nodiscard]] bool complete() const noexcept { return arrived() && round == sources.size(); }
-    // How many values a round brings.
+    // The number of values that a round brings.
     [[nodiscard]] std::size_t count(std::size_t round) const noexcept;
     void forget(const WorkerInfo& reader, std::optional<std::size_t> round) noexcept;
   };
@@ -122,12 +123,12 @@ class GatherExchange {
   // The gatherings of one set of lives.
   struct Set {
     std::uint64_t next = 0;                                   // number
-    std::uint64_t used = 0;                                   // when, as uses_ counts
-    std::optional<std::pair<std::uint64_t, Error>> failed{};  // the last that has: number, why
+    std::uint64_t used = 0;                                   // the last use, as uses_ counts
+    std::optional<std::pair<std::uint64_t, Error>> failed{};  // the last failure: number, error
   };
-  // So many sets are counted; the least recently used one begins anew beyond.
+  // The number of sets that are remembered; beyond it, the least recently used set is forgotten.
   static constexpr std::size_t kSetsKept = 4096;
-  // What is done once the lock has been released.
+  // Actions for after the lock.
   struct Effects {
     std::vector<std::pair<Promise<Given>, Given>> answers{};
     Gatherings over{};
@@ -137,9 +138,9 @@ class GatherExchange {
   };
 
   [[nodiscard]] Given answer(const Gathering& gathering, const Fetch& fetch) const;
-  // Answers the fetches that can be answered; takes the gathering out when it is over.
+  // Answers the fetches whose rounds are complete; takes out a gathering that has ended.
   void proceed(Gatherings::iterator at, Effects& effects) STITCH_REQUIRES(mutex_);
-  // Its readers get `told`.
+  // Fails a gathering with `why` here and `told` at its readers.
   void fail(Gatherings::iterator at, const Error& why, const Error& told, Effects& effects)
       STITCH_REQUIRES(mutex_);
 

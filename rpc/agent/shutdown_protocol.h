@@ -25,12 +25,12 @@ namespace stitch::rpc {
 //           <------------------------ GO         nothing is in flight: close
 //   GONE    ------------------------>            the leader closes when it has all of these
 //
-// A worker that is lost is not waited for any longer; one that comes back, or joins, before GO is
-// waited for like all others, and leads if its id is the lowest. rpc/PROTOCOL.md, section 7, says
-// which messages are obeyed, what is repeated, and why two equal rounds suffice.
+// A lost worker is not waited for. A worker that joins or comes back before GO takes part, and
+// leads if its id is the lowest. rpc/PROTOCOL.md, section 7, has the messages that are obeyed and
+// repeated, and the proof that two equal rounds suffice.
 //
-// Pure state: has no thread and no clock, sends nothing, returns what is to be done. Owned by
-// GracefulShutdown, or by a simulation. Not thread-safe.
+// Pure state without a thread or a clock; events return effects. Owned by GracefulShutdown, or by a
+// simulation. Not thread-safe.
 class ShutdownProtocol {
  public:
   using Clock = std::chrono::steady_clock;
@@ -52,20 +52,20 @@ class ShutdownProtocol {
     WorkerId to;
     Message message;
   };
-  // What is to be done, in this order. What cannot be sent need not be.
+  // Actions, in this order. A message that cannot be sent may be dropped.
   struct Effects {
-    bool expect_closing = false;  // from now on the loss of a peer is nothing to report
+    bool expect_closing = false;  // the loss of a peer is no news from now on
     std::vector<Send> sends;      // a STATUS among them with this worker's own, read then
-    std::vector<WorkerId> reach;  // a connection to these, if there is none: do they live?
+    std::vector<WorkerId> reach;  // workers to connect to, which shows whether they live
     bool may_close = false;       // on_answered() is to be called
     bool sample = false;          // on_sample() is to be called, with a status read after this
   };
-  // What its worker knew about the others at one moment.
+  // The live workers, as this worker knows them at one moment.
   struct View {
     std::uint64_t changes = 0;  // changes(), read before `live`: one in between must count
     std::set<WorkerId> live;    // this worker included
   };
-  // For what it waits, for reports.
+  // The workers that shutdown waits for, for reports.
   struct AwaitedWorkers {
     const char* what = "";  // "shutdown to be called", ...
     std::set<WorkerId> missing;
@@ -75,41 +75,41 @@ class ShutdownProtocol {
   // `worker` names the workers in errors: a pure function.
   ShutdownProtocol(WorkerInfo self, std::function<WorkerInfo(WorkerId)> worker);
 
-  // shutdown() was called; on_time() is to be called next. Others are waited for until `wait`
-  // (max(): without end). Once all live workers have called it, the end takes at most `limit`.
+  // The program has called shutdown(); on_time() follows. Other workers have until `wait` to call
+  // it (max(): no limit). After the last call, the shutdown takes at most `limit`.
   void begin(Time wait, Clock::duration limit);
-  // Others are waited for until `wait` at the latest.
+  // Shortens the wait for other workers to `wait`.
   void wait_until(Time wait) { wait_ = std::min(wait_, wait); }
-  // To be called at next() or later, and after on_message, on_peer_lost, on_peer_joined and
-  // on_answered. Nothing happens before begin() and after the end. What it and the on_sample()
-  // after it ask to be sent is for the lives that the view was taken of.
+  // The caller calls this at next() or later, and after on_message, on_peer_lost, on_peer_joined
+  // and on_answered. Does nothing before begin() and after the end. Messages of its effects, and of
+  // the next on_sample(), are for the lives of the view.
   [[nodiscard]] Effects on_time(Time now, const View& view);
-  // This worker's own status, read after the Effects that asked for it.
+  // The status of this worker, read after the Effects with `sample`.
   [[nodiscard]] Effects on_sample(Time now, const Status& own);
   // Throws Error(protocol) for a message that is not allowed now. Also before begin() and after
   // the end.
   [[nodiscard]] Effects on_message(const WorkerInfo& from, const Message& message);
   // GO was answered: this worker may close.
   void on_answered() { answered_ = true; }
-  // Also all lives of the worker before this one; a later one has said nothing yet. Without memory
-  // nothing has changed. After expect_closing it need not be called before a later one has joined.
+  // That life and all earlier lives of the worker are lost. After expect_closing the caller may
+  // skip this until a later life joins.
   void on_peer_lost(const WorkerInfo& peer);
-  // A worker is live that was not, or another life of one that was lost; after the views show it.
+  // A worker, or a new life of a lost one, has joined, and the views show it.
   void on_peer_joined();
 
-  // How many have been lost or have joined.
+  // The number of losses and joins.
   [[nodiscard]] std::uint64_t changes() const { return changes_; }
   [[nodiscard]] Time next() const { return next_; }
   [[nodiscard]] bool ended() const { return phase_ == Phase::ended; }
-  // For whom it waits, while live workers have not called shutdown: "worker "ps0" waits in shutdown
-  // for worker "trainer1", which is alive and has not called shutdown".
+  // The text of a wait for live workers that have not called shutdown: "worker "ps0" waits in
+  // shutdown for worker "trainer1", which is alive and has not called shutdown".
   [[nodiscard]] std::optional<std::string> waits_for_others() const;
-  // When it ends at the latest; max() while others are waited for without a limit.
+  // The latest end of the shutdown; max() while the wait for other workers has no limit.
   [[nodiscard]] Time deadline() const { return ends_by_.value_or(wait_); }
-  // Why it ended before all were ready to close; names the workers that were waited for.
+  // The error of a shutdown that ended before all workers were ready; names the missing workers.
   [[nodiscard]] const std::optional<Error>& error() const { return error_; }
   [[nodiscard]] const std::optional<AwaitedWorkers>& waiting() const { return waiting_; }
-  // For what it waited when it ended with an error.
+  // The last wait of a shutdown that ended with an error.
   [[nodiscard]] const std::optional<AwaitedWorkers>& waited() const { return waited_; }
 
  private:
@@ -132,8 +132,8 @@ class ShutdownProtocol {
   void all_are_ready(Time now);
   void begin_round(Time now, Effects& effects);
   void start_waiting(Time now);
-  // Whether those that are live and waited for have all arrived. Else the message to those that
-  // were missing the last time is repeated when it is time.
+  // Whether all live workers have arrived. Repeats the message to workers that were missing before
+  // when repeat_at_ has come.
   [[nodiscard]] bool all(Time now, const char* what,
                          const std::function<bool(WorkerId)>& has_arrived,
                          const std::function<void(WorkerId)>& repeat);

@@ -26,9 +26,9 @@ void use_on_current_streams(const ArrivedMemory& memory);
 [[nodiscard]] std::shared_ptr<const ArrivedMemory> together(
     std::vector<std::shared_ptr<const ArrivedMemory>> parts);
 
-// Whether a served call or a coroutine was asked to stop, and what stops with it: its stop token,
-// and the future that it waits for. The std::stop_source behind it is made when its token is first
-// taken: most calls are never cancelled and never look. Shared. Thread contract: any thread.
+// The stop of a served call or of a coroutine: a flag, a stop token, and the awaited future, which
+// stops with it. The std::stop_source is made when the token is first taken, which most calls never
+// do. Shared by the code that runs and its canceller. Thread contract: any thread.
 class StopFlag {
  public:
   // That of a served call.
@@ -36,9 +36,9 @@ class StopFlag {
   // That of a coroutine, made under `outer` (may be null).
   explicit StopFlag(const StopFlag* outer) : call_(outer == nullptr ? nullptr : outer->call_) {}
 
-  // Sets the token, and then adds the awaited future to `more`: code that learns of the stop by
-  // either finds the token set. Where a token was taken, both are done on a thread of `runtime` for
-  // stop callbacks; on this one where that is null. Without `with_work` only the token is set.
+  // Sets the token, then adds the awaited future to `more`, so that code resumed by the stop finds
+  // the token set. Where a token was taken, a thread of `runtime` for stop callbacks does both;
+  // this thread if `runtime` is null. Without `with_work` only the token is set.
   void request(const std::shared_ptr<Runtime>& runtime, detail::ToStop& more, bool with_work = true)
       STITCH_EXCLUDES(mutex_);
   [[nodiscard]] bool requested() const noexcept {
@@ -46,7 +46,7 @@ class StopFlag {
   }
   [[nodiscard]] std::stop_token token() STITCH_EXCLUDES(mutex_);
 
-  // From now on a stop goes on to `state`. True: a stop has come before that, and has to go on.
+  // A stop goes on to `state` from now on. True: a stop has come before, and has to go on now.
   [[nodiscard]] bool awaits(const std::shared_ptr<detail::FutureStateBase>& state)
       STITCH_EXCLUDES(mutex_);
   // The wait is over. A stop that came during the wait goes on to the next one, unless this one has
@@ -65,11 +65,9 @@ class StopFlag {
   std::optional<std::stop_source> source_ STITCH_GUARDED_BY(mutex_);
 };
 
-// What surrounds code while it runs: the worker it runs on, the deadline it inherited, how it
-// learns of cancellation, the autograd context, whether its caller had turned libtorch's grad mode
-// off, its caller's autocast, and the streams of devices that are current. Handlers start with that
-// of their call; continuations and coroutines keep the one under which they were made, on any
-// thread.
+// The surroundings of running code: its worker, the inherited deadline, the stop flag, the autograd
+// context, and the caller's grad mode, autocast and current streams. A handler starts with those of
+// its call; continuations and coroutines keep those under which they were made, on any thread.
 struct ExecutionContext {
   std::shared_ptr<Runtime> runtime;  // the worker's; null: none is current
   Clock::time_point deadline = Clock::time_point::max();
@@ -121,7 +119,7 @@ class ExecutionContextScope {
   std::shared_ptr<const void> torch_state_;
 };
 
-// What runs later, under `context`. Thread contract: any one thread at a time.
+// A task that runs later, under `context`. Thread contract: one thread at a time.
 class Continuation {
  public:
   Continuation(ExecutionContext context, base::UniqueFunction<void()> task)

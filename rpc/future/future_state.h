@@ -48,31 +48,30 @@ struct IsCopyable<std::variant<Ts...>> : AllCopyable<Ts...> {};
 template <class T>
 inline constexpr bool kCopyable = IsCopyable<T>::value;
 
-// A list takes no memory while it is empty, nor when it goes over into another one.
+// Lists need no memory while they are empty, nor for splicing.
 using CallbackList =
     std::list<base::UniqueFunction<void()>, base::RecyclingAllocator<base::UniqueFunction<void()>>>;
 
 class FutureStateBase;
-// Futures that are still to be asked to stop.
+// Futures whose work is still to be asked to stop.
 using ToStop = std::vector<std::shared_ptr<FutureStateBase>>;
-// Asks the work behind a future to stop, and adds the futures that the work waits for to `more`.
-// True: the work completes the future when it ends. False: the future is completed with `cancelled`
-// now.
+// Asks the work behind a future to stop, and adds the futures that the work awaits to `more`. True:
+// the work completes the future when it ends. False: the future completes with `cancelled` now.
 using Canceller = base::UniqueFunction<bool(ToStop& more)>;
 
 // The part of a future's shared state that does not depend on its type: completion, waiting,
-// callbacks, cancelling. Thread contract: any thread. Callbacks run exactly once, in the order they
-// were added, on the thread that completes the state or, when it is complete, immediately on the
-// thread that adds them; never under the lock. Callbacks of a state that a callback completes or
-// finds complete run after that callback returns (a long chain needs no deep stack), or when it
-// waits for a future. A callback that throws is reported on stderr, the first time, and counted.
+// callbacks, cancelling. Shared by futures, promises and the work. Thread contract: any thread.
+// Callbacks run exactly once, in the order in which they were added, never under the lock: on the
+// thread that completes the state, or at once on the thread that adds them to a complete state.
+// Inside another callback, they run when that one returns or waits for a future, so a long chain
+// needs no deep stack. A callback that throws is reported on stderr, the first time, and counted.
 class FutureStateBase {
  public:
   FutureStateBase() = default;
   virtual ~FutureStateBase() = default;
 
-  // The id of the call whose outcome this is, 0 for what is not that of a call or has not started.
-  // For reports of what threads wait for.
+  // The id of the call whose outcome this is, for reports of waits; 0 for other outcomes, and for a
+  // call that has not started.
   [[nodiscard]] virtual std::uint64_t awaited_call() const noexcept { return 0; }
 
   [[nodiscard]] bool ready() const noexcept { return ready_.is_set(); }
@@ -87,18 +86,18 @@ class FutureStateBase {
   // The last promise is gone. Does nothing when the state is complete.
   void drop_promise() noexcept STITCH_EXCLUDES(mutex_);
 
-  // Asks the work to stop, then completes the state with `cancelled`. Does nothing when it is
-  // complete.
+  // Asks the work to stop, then completes the state with `cancelled`. Does nothing for a complete
+  // state.
   void cancel() noexcept STITCH_EXCLUDES(mutex_);
-  // Asks the work behind these futures to stop, and what that waits for in turn, once each. Takes
-  // no stack for futures that wait for one another.
+  // Asks the work behind these futures to stop, and the work that it awaits in turn, once each.
+  // Iterates, so a long chain needs no deep stack.
   static void stop(ToStop states) noexcept;
-  // The work has been asked to stop, by either.
+  // Whether cancel() or stop() has asked the work to stop.
   [[nodiscard]] bool asked_to_stop() const noexcept {
     return asked_to_stop_.load(std::memory_order_acquire);
   }
-  // Replaces the canceller, which is dropped when the state completes. Calls this one at once when
-  // the work was asked to stop before.
+  // Replaces the canceller, which is dropped when the state completes. Calls the new one at once
+  // when the work has already been asked to stop.
   void set_canceller(Canceller canceller) noexcept STITCH_EXCLUDES(mutex_);
   // A stop goes on to `source`, whose end completes this state.
   void pass_stops_to(const std::shared_ptr<FutureStateBase>& source) noexcept;
@@ -107,7 +106,8 @@ class FutureStateBase {
   [[nodiscard]] const std::shared_ptr<const rpc::ArrivedMemory>& arrived() const noexcept {
     return arrived_;
   }
-  // The code that runs here is given the outcome: before its value is. REQUIRES: ready().
+  // Orders this thread's current streams behind the memory of the value, which the caller takes
+  // next. REQUIRES: ready().
   void hand_over() const {
     if (arrived_) [[unlikely]]
       hand_over_memory();
@@ -119,7 +119,7 @@ class FutureStateBase {
     return !claimed_.exchange(true, std::memory_order_acq_rel);
   }
   void publish() noexcept STITCH_EXCLUDES(mutex_);
-  // As the canceller, for kinds of states that know how to stop their own work.
+  // The canceller of kinds of states that stop their own work.
   virtual void ask_to_stop() {}
 
   // Written between claim() and publish(), constant after.
@@ -166,12 +166,12 @@ class Watch {
   CallbackList::iterator callback_;
 };
 
-// The outcome of what was cancelled.
+// The outcome of a cancelled future.
 [[nodiscard]] std::exception_ptr cancelled() noexcept;
-// Calls a callback of the program. One that throws is reported on stderr, the first time in this
-// process, and counted; `kind` is what gave it to us, such as "Future::on_ready()".
+// Calls a callback of the program. An exception is reported on stderr, the first time in this
+// process, and counted. `kind` names the function that took the callback: "Future::on_ready()".
 void call_back(const char* kind, base::UniqueFunction<void()>& callback) noexcept;
-// How often one has thrown.
+// The number of callbacks that have thrown.
 [[nodiscard]] std::uint64_t callbacks_thrown() noexcept;
 
 template <class T>
@@ -224,7 +224,7 @@ class FutureState : public FutureStateBase {
   std::optional<Stored> value_;
 };
 
-// A state, or a kind of it, in recycled memory.
+// Makes a state of any kind in recycled memory.
 template <class State, class... Args>
 [[nodiscard]] std::shared_ptr<State> make_state(Args&&... args) {
   return std::allocate_shared<State>(base::RecyclingAllocator<State>(),

@@ -21,27 +21,26 @@
 
 namespace stitch::rpc {
 
-// Who is a member of the world, as one of its workers knows it: silence, suspicion, the verdict,
-// joining and leaving. PROTOCOL.md has the rules and what they guarantee. Pure state: has no thread
-// and no clock, sends nothing, returns what is to be done. Owned by MembershipService, or by a
-// simulation. Not thread-safe.
+// The members of the world, as one worker knows them: silence, suspicion, verdicts, joins and
+// leaves. PROTOCOL.md has the rules and the guarantees. Pure state without a thread or a clock;
+// events return effects. Owned by MembershipService, or by a simulation. Not thread-safe.
 class MembershipProtocol {
  public:
   using Clock = std::chrono::steady_clock;
   using Time = Clock::time_point;
-  // How often each worker sends a heartbeat over each connection, and looks at what it has heard.
+  // The interval of the heartbeats that each worker sends over each connection.
   [[nodiscard]] static Clock::duration heartbeat_interval(Clock::duration heartbeat_timeout) {
     return std::min<Clock::duration>(heartbeat_timeout / 4, std::chrono::milliseconds(500));
   }
   struct Settings {
-    // A worker that says nothing for so long is suspected; also the limit of one probe.
+    // A worker that is silent for so long is suspected; also the limit of one probe.
     Clock::duration heartbeat_timeout = std::chrono::seconds(10);
-    // Why `joiner` cannot be a member beside `live`; nothing if it can. A pure function, or empty.
+    // The error of a `joiner` that cannot be a member beside `live`. A pure function, or empty.
     std::function<std::optional<Error>(const MemberCard& joiner,
                                        const std::vector<MemberCard>& live)>
         admit{};
   };
-  // What happened, for the layers above, in this order.
+  // News for the layers above, in this order.
   struct Event {
     enum class Kind : std::uint8_t { joined, dead, left, fenced };
     Kind kind;
@@ -52,25 +51,25 @@ class MembershipProtocol {
   struct Answer {
     std::uint64_t ticket;
     WorkerInfo joiner;
-    std::optional<Error> refusal{};  // nothing: all live members know of it
-    bool elsewhere = false;          // this worker cannot admit any more: another one does
+    std::optional<Error> refusal{};  // nothing: all live members know the joiner
+    bool elsewhere = false;          // this worker cannot admit any more; another worker can
   };
-  // A connection of its own to a life, to learn whether it answers within `limit`.
+  // A new connection to a life, which shows whether it answers within `limit`.
   struct Probe {
     WorkerInfo about;
     Clock::duration limit;
   };
-  // To be performed in the order of the members, with no lock held, before those of later calls.
+  // Actions for after the lock, in the order of the fields, before the effects of later events.
   struct Effects {
     std::vector<std::pair<WorkerInfo, Error>> lose;  // end the connection; it fails its calls
     std::vector<Event> events;
     std::vector<std::pair<WorkerInfo, Notice>> send;  // reliably, while the link holds
-    // Try to connect to it, unless there is a connection: one that fails is no loss.
+    // Workers to connect to, unless there is a connection; a failure is no loss.
     std::vector<WorkerInfo> reach;
     std::vector<Probe> probes;  // each answered by on_probe()
     std::vector<Answer> answers;
     bool leave_done = false;
-    // Whether this is news: it waits for the end of its connections.
+    // Whether the events say that this worker has left; it waits for the end of its connections.
     [[nodiscard]] bool has_left(const WorkerInfo& worker) const {
       return std::ranges::any_of(events, [&worker](const Event& event) {
         return event.kind == Event::Kind::left && event.card.info == worker;
@@ -81,12 +80,11 @@ class MembershipProtocol {
              answers.empty() && !leave_done;
     }
   };
-  // The connection to a life in another process, as it stands at a tick. One that is being replaced
-  // is left out.
+  // A connection to a life in another process at a tick, unless it is being replaced.
   struct Link {
     WorkerId id;
     std::uint64_t epoch;
-    Time heard;         // when bytes of it last arrived
+    Time heard;         // the last arrival of bytes
     bool bound = true;  // false: there has been none yet
   };
 
@@ -94,23 +92,22 @@ class MembershipProtocol {
   MembershipProtocol(MemberCard self, Settings settings);
 
   // ---- events. All of them may return effects.
-  // The members at the start, other than self; no events are returned for them. Old lives among
-  // them are `dead` or `left`.
+  // The other members at the start, without events. Lives that are over are `dead` or `left`.
   void start(std::span<const KnownLife> lives);
-  // Every kTicks-th part of the heartbeat interval.
+  // A tick comes kTicks times in a heartbeat interval.
   [[nodiscard]] Effects on_tick(Time now, std::span<const Link> links) {
     return collect([&](Effects& effects) { on_tick(now, links, effects); });
   }
   static constexpr int kTicks = 2;
-  // The connection to a life is over, and there will be no other.
+  // The last connection to a life is over.
   [[nodiscard]] Effects on_link_lost(const WorkerInfo& peer, const Error& reason, Time now) {
     return collect([&](Effects& effects) { on_link_lost(peer, reason, now, effects); });
   }
   [[nodiscard]] Effects on_notice(const WorkerInfo& from, const Notice& notice, Time now) {
     return collect([&](Effects& effects) { on_notice(from, notice, now, effects); });
   }
-  // A peer says over a connection that it has opened, and that may be another's, that this worker
-  // is dead: it is asked over one that this worker opens.
+  // A verdict on this worker has come over a connection whose peer is not proven. The protocol asks
+  // that peer over a connection that this worker opens.
   [[nodiscard]] Effects on_unproven_verdict(const WorkerInfo& from) {
     return collect([&](Effects& effects) {
       Entry* const entry = over() ? nullptr : find(from);
@@ -120,17 +117,17 @@ class MembershipProtocol {
   [[nodiscard]] Effects on_heartbeat(const WorkerInfo& from, const Digests& digests, Time now) {
     return collect([&](Effects& effects) { on_heartbeat(from, digests, now, effects); });
   }
-  // Whether a life has answered a connection of its own; nothing if that could not be found out.
-  // `connected`: there is a bound connection to it by now.
+  // The outcome of a probe: whether the life has answered; nothing for an unknown outcome.
+  // `connected`: the life has a bound connection by now.
   [[nodiscard]] Effects on_probe(const WorkerInfo& about, std::optional<bool> answered, Time now,
                                  bool connected = false) {
     return collect([&](Effects& effects) { on_probe(about, answered, now, connected, effects); });
   }
-  // A worker that is no member is to be one. One Answer with this ticket follows.
+  // A worker asks to become a member. One Answer with this ticket follows.
   [[nodiscard]] Effects admit(std::uint64_t ticket, const MemberCard& card, Time now) {
     return collect([&](Effects& effects) { admit(ticket, card, now, effects); });
   }
-  // What this worker was told about the lives of its world, by `by`, when it joined.
+  // The lives of the world, from the welcome of `by` to this worker.
   [[nodiscard]] Effects on_lives(std::span<const KnownLife> lives, const WorkerInfo& by, Time now) {
     return collect([&](Effects& effects) {
       if (!over()) merge(lives, by, now, effects);
@@ -144,15 +141,14 @@ class MembershipProtocol {
   // ---- state
   [[nodiscard]] const WorkerInfo& self() const noexcept { return self_.info; }
   [[nodiscard]] const std::optional<Error>& fenced() const noexcept { return fenced_; }
-  // Equal at two workers that know the same; see on_heartbeat().
+  // Digests of the lives, equal at two workers with the same knowledge; see on_heartbeat().
   [[nodiscard]] const Digests& digests() const noexcept { return digests_; }
   // The last life of each worker, this one among them, by id.
   [[nodiscard]] std::vector<KnownLife> lives() const;
   [[nodiscard]] std::vector<MemberCard> live_cards() const;
-  // Nothing for an id without a life, or an epoch that this worker has not heard of; a former life
-  // is dead unless it left.
+  // Nothing for an unknown id or epoch; a former life is dead unless it left.
   [[nodiscard]] std::optional<LifeState> state(const WorkerInfo& info) const;
-  // What to tell a life that connects: that it is over, or that this one is; nothing if neither.
+  // The notice for a life that connects: its end, or the end of this worker; nothing for neither.
   [[nodiscard]] std::optional<Notice> obituary(const WorkerInfo& info) const;
 
  private:
@@ -160,16 +156,16 @@ class MembershipProtocol {
     KnownLife life;
     std::optional<Error> unreachable{};  // why the connection is over
     Time heard{};                        // as of the last tick; never earlier than before
-    // Before there is a connection (R1a):
+    // Before the first connection (R1a):
     bool unconnected = false;             // as of the last tick
-    std::optional<Time> awaited_since{};  // that there is one
-    std::optional<Time> reached_at{};     // when this worker last began to open one
-    bool absent = false;                  // suspected because there is none
+    std::optional<Time> awaited_since{};  // beginning of the wait for it
+    std::optional<Time> reached_at{};     // this worker's last attempt to open it
+    bool absent = false;                  // suspected because it did not come
     bool doubted = false;                 // a probe has failed, which alone proves nothing
     // While it is suspected:
-    std::set<WorkerId> askers{};      // who want to know
-    std::optional<WorkerId> asked{};  // whom this worker has asked
-    Time asked_at{};                  // or has had an answer
+    std::set<WorkerId> askers{};      // workers that wait for the verdict
+    std::optional<WorkerId> asked{};  // the worker that this one has asked
+    Time asked_at{};                  // the last question or answer
     bool probing = false;
     Time probed_at{};
     bool undecided = false;               // the last probe has failed on this worker's side
@@ -190,14 +186,14 @@ class MembershipProtocol {
     std::uint64_t ticket;
     MemberCard card;
     bool announced = false;        // else the former life is being probed
-    std::set<WorkerId> pending{};  // who have not said that they know
+    std::set<WorkerId> pending{};  // members that have not acknowledged the joiner
     Time deadline{};
   };
 
-  // A worker that decides and does not answer is asked again after so many timeouts.
+  // A judge that does not answer is asked again after so many timeouts.
   static constexpr int kAskAgain = 2;
-  // A worker that decides and has lost its connection to a life that still answers declares it dead
-  // after so many timeouts, in which it learns what else it has lost.
+  // A judge that has lost its connection to a life that still answers declares the life dead after
+  // so many timeouts; until then it learns of its other losses.
   static constexpr int kGivesUp = 1;
 
   template <class Change>
@@ -219,22 +215,22 @@ class MembershipProtocol {
   [[nodiscard]] bool over() const noexcept { return fenced_.has_value(); }
   [[nodiscard]] Entry* find(const WorkerInfo& info);
   [[nodiscard]] Entry* find(WorkerId id);
-  // What a life adds to its digest.
+  // The summand of a life in its digest.
   [[nodiscard]] static std::uint64_t summand(const WorkerInfo& info, bool over);
   [[nodiscard]] std::uint64_t& digest_of(WorkerId id) { return digests_[id.value() % kDigests]; }
   void insert(const KnownLife& life);
   void erase(const Entry& entry);
-  // What a LIST takes for a life, about.
+  // About the size of a life in a LIST.
   [[nodiscard]] static std::size_t bytes_of(const KnownLife& life);
-  // Whether a life may be told on: others refuse names and ids that are taken, and a LIST has to
-  // fit into a frame.
+  // Whether a life may be passed on: other workers refuse names and ids that are taken, and a LIST
+  // has to fit into a frame.
   [[nodiscard]] bool may_keep(const KnownLife& life) const;
   static constexpr std::size_t kMaxBytes = std::size_t{8} << 20;
   void end_life(Entry& entry, LifeState state);
   void tell_all(const Notice& notice, Effects& effects) const;
   void lose(Entry& entry, const Error& reason, Effects& effects);
   void after_loss(const WorkerInfo& lost, Time now, Effects& effects);
-  // The worker that decides about a life, or about all (R2), perhaps this one.
+  // The judge of a life, and the judge of all lives (R2), perhaps this worker.
   [[nodiscard]] WorkerId judge_of(const Entry& entry) const { return lowest(&entry, false); }
   [[nodiscard]] WorkerId judge() const { return lowest(nullptr, false); }
   [[nodiscard]] WorkerId lowest(const Entry* but_for, bool absent_too) const;
@@ -243,16 +239,16 @@ class MembershipProtocol {
   void pursue(Entry& entry, Time now, Effects& effects);
   void begin_probe(Entry& entry, Time now, Effects& effects);
   void ask_witnesses(const Entry& entry, Time now, Effects& effects) const;
-  // It lives, as far as is known.
+  // A probe or a connection has shown that the worker lives.
   void end_doubt(Entry& entry) {
     end_absence(entry);
     entry.doubted = false;
   }
-  // Whether something came over the link within the timeout.
+  // Whether bytes came over the link within the timeout.
   [[nodiscard]] bool hears(const Entry& entry, Time now) const;
-  // Whether a new life waits for the verdict about this one.
+  // Whether a new life of the worker waits for the verdict.
   [[nodiscard]] bool is_awaited(const Entry& entry) const;
-  // Whether this process did not run for a while during the probe that ends now.
+  // Whether this process was paused during the probe that ends now.
   [[nodiscard]] bool slept(const Entry& entry, Time now) const;
   void answer_askers(Entry& entry, const Notice& answer, Effects& effects);
   [[nodiscard]] bool gives_up(Entry& entry, Time now) const;
@@ -265,7 +261,7 @@ class MembershipProtocol {
   void fence(const std::string& verdict, Effects& effects);
   void add(const KnownLife& life, const WorkerInfo& by, Time now, Effects& effects);
   void merge(std::span<const KnownLife> lives, const WorkerInfo& by, Time now, Effects& effects);
-  // Why it cannot be a member; nothing if it can.
+  // The error of a worker that cannot be a member.
   [[nodiscard]] std::optional<Error> refusal(const MemberCard& card) const;
   void announce(Joining& joining, Time now, Effects& effects);
   // Of several new lives of a worker that have waited for the end of the former one, the last
@@ -280,13 +276,13 @@ class MembershipProtocol {
 
   const MemberCard self_;
   const Settings settings_;
-  std::map<WorkerId, Entry> entries_;  // the others: the last life of each
-  Digests digests_{};                  // of all, changed with them; of the others:
+  std::map<WorkerId, Entry> entries_;  // the last life of each other worker
+  Digests digests_{};                  // of all lives; the next two are of the other workers
   std::unordered_map<std::string, WorkerId> ids_;
   std::size_t bytes_ = 0;
   std::map<std::uint64_t, Joining> joining_;
   std::optional<Time> last_tick_;
-  Time awake_since_{};  // this process did not run for a while before
+  Time awake_since_{};  // the end of the last pause of this process
   std::optional<Error> fenced_;
   std::optional<Time> leave_deadline_;
   bool leaving_ = false;  // from leave() on

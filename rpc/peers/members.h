@@ -34,7 +34,8 @@ struct Member {
   PeerLimits limits{};     // those that it sets
 };
 
-// One life of a worker, as long as this worker's agent exists: what other parts keep for it.
+// One life of a worker, with its session, connections and counts. Owned by Members, as long as this
+// worker's agent exists. Thread contract: as the comments say.
 struct PeerLife {
   PeerLife(Member its_member, PeerLife* former);
   ~PeerLife();
@@ -43,11 +44,10 @@ struct PeerLife {
 
   const Member member;
   PeerLife* const previous;          // the former life of the same worker, if this worker knew it
-  std::shared_ptr<Session> session;  // what is sent to it; constant
+  std::shared_ptr<Session> session;  // constant
   std::shared_ptr<Session> echo;     // of this worker itself: its accepting half; else null
   std::unique_ptr<Peer> peer;  // guarded by the mutex of the PeerTable; the pointer is constant
-  // When something of it last arrived: as of the last PeerTable::links(), or the end of a
-  // connection.
+  // The last arrival of bytes, as of the last PeerTable::links() or the end of a connection.
   std::atomic<std::chrono::steady_clock::rep> heard{0};
   std::optional<PeerFlow> flow;   // constant once complete
   std::atomic<bool> over{false};  // dead, left, or followed by another: its messages are dropped
@@ -56,11 +56,10 @@ struct PeerLife {
   std::atomic<bool> loss_reported{false};  // to the extensions, too
 };
 
-// The workers of one world, each with its present life and the former ones. Grows by about 2.5 KiB
-// with each life, its session, peer and flow included: those that read here take no lock, and
-// calls, connections and timers refer to a life without holding it, so none can be taken away
-// before the end. Thread contract: any thread; only add() takes a lock, and is called by one thread
-// at a time.
+// The workers of one world, each with its present life and its former lives. Part of PeerTable. A
+// life takes about 2.5 KiB, with its session, peer and flow, and stays until the end: readers take
+// no lock, and calls, connections and timers refer to a life without owning it. Thread contract:
+// any thread; only add() takes a lock, and one thread at a time calls it.
 class Members {
  public:
   Members() = default;
@@ -72,10 +71,10 @@ class Members {
   // Error(invalid_argument) for an id or name of another worker, an epoch that is not higher, or an
   // id that is too large. Nothing has changed when it throws.
   PeerLife& add(Member member, const Complete& complete);
-  // Why add() would throw; nothing if it would not.
+  // The error that add() would throw.
   [[nodiscard]] std::optional<Error> refusal(const WorkerInfo& info) const;
 
-  // The number of workers, also of those that are gone.
+  // The number of workers, gone ones included.
   [[nodiscard]] std::size_t size() const noexcept { return size_.load(std::memory_order_acquire); }
   // The present life of each, by id.
   [[nodiscard]] std::vector<WorkerInfo> infos() const;
@@ -85,7 +84,7 @@ class Members {
   }
   // The present life; null for an id that is not in this world.
   [[nodiscard]] PeerLife* life(WorkerId id) const noexcept { return lives_.at(id.value()); }
-  // This very life, be it over; null if there was none.
+  // Exactly this life, also when it is over; null for an unknown life.
   [[nodiscard]] PeerLife* life(WorkerId id, std::uint64_t epoch) const noexcept {
     PeerLife* found = life(id);
     while (found != nullptr && found->info().epoch != epoch) [[unlikely]] found = found->previous;
@@ -97,7 +96,7 @@ class Members {
   [[nodiscard]] const WorkerInfo& find(std::string_view name) const;
   [[nodiscard]] const WorkerInfo& find(WorkerId id) const;
   [[nodiscard]] const WorkerInfo& find(const WorkerInfo& info) const;
-  // Why a peer that says `hello` is not a member; nothing if it is.
+  // The error of a peer whose `hello` is not that of a member.
   [[nodiscard]] std::optional<Error> objection(const transport::Hello& hello) const;
   // "worker "ps0" (id 7, epoch 1)", for error texts.
   [[nodiscard]] static std::string claimed_identity(const transport::Hello& hello);

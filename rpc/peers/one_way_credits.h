@@ -11,10 +11,11 @@
 
 namespace stitch::rpc {
 
-// How one-way requests, which have no answer, give back their room: the sender asks for it
-// (ASK_ROOM), the receiver says how many it has handled (GIVE_ROOM). Both count since the beginning
-// of the peer's life. One half here is of the requests to the peer, the other of those from it.
-// Thread contract: any thread.
+// The return of room that one-way requests take in a budget, as they have no answer: the sender
+// asks for room (ASK_ROOM), and the receiver replies with the number of requests that it has
+// handled (GIVE_ROOM). Both count from the beginning of the peer's life. One half of this class
+// counts requests to the peer, the other half requests from the peer. Part of PeerFlow. Thread
+// contract: any thread.
 class OneWayCredits {
  public:
   struct Handled {
@@ -25,20 +26,21 @@ class OneWayCredits {
   explicit OneWayCredits(const PeerLimits& limits) : limits_(limits) {}
 
   // ---- requests to the peer
-  // One is under way. Returns the number to ask for (see asked()), 0: nothing is to be asked.
+  // A request is under way. Returns the number for ASK_ROOM (see asked()), 0 for no ASK_ROOM.
   [[nodiscard]] std::uint64_t begun(std::size_t bytes) STITCH_EXCLUDES(mutex_);
   // The same for a thread that waits for room.
   [[nodiscard]] std::uint64_t to_ask() STITCH_EXCLUDES(mutex_);
   // A request has not been sent. False: the peer has given its room back all the same.
   [[nodiscard]] bool failed(std::size_t bytes) noexcept STITCH_EXCLUDES(mutex_);
-  // The peer has handled so many. Returns how many of these are new to this side, never more than
-  // were sent.
+  // GIVE_ROOM has come. Returns the requests and bytes that are new to this side, never more than
+  // this side has sent.
   [[nodiscard]] Handled given_back(const Handled& handled) noexcept STITCH_EXCLUDES(mutex_);
 
   // ---- requests of the peer
-  // One has been handled; what to tell the peer, if it wants to know by now.
+  // A request has been handled. Returns the GIVE_ROOM to send, where the peer has asked for it.
   [[nodiscard]] std::optional<Handled> handled(std::size_t bytes) noexcept STITCH_EXCLUDES(mutex_);
-  // The peer wants to know until `calls` have been handled; what to tell it now.
+  // ASK_ROOM has come: the peer asks for reports until `calls` requests have been handled. Returns
+  // the GIVE_ROOM to send now.
   [[nodiscard]] Handled asked(std::uint64_t calls) noexcept STITCH_EXCLUDES(mutex_);
 
  private:

@@ -37,15 +37,15 @@ struct PeerConnection {
 };
 using PeerConnectionPtr = std::shared_ptr<PeerConnection>;
 
-// The connections between this worker and one life of another: which one is bound, which attempts
-// are under way, when to retry, and whether the peer is lost. What is sent is the Session's, which
-// outlives them. The rules are those of rpc/PROTOCOL.md, section 6 (BIND):
+// The connections between this worker and one life of another: the bound connection, the attempts
+// under way, the time of the next attempt, and the loss of the peer. Messages belong to the
+// Session, which outlives connections. The rules are in rpc/PROTOCOL.md, section 6 (BIND):
 //
 //   open --the accepting side: OFFER--> offered --the other: ACCEPT--> accepted
 //        --the accepting side, once its former connection has ended: CONFIRM--> bound
 //
-// An attempt that no call needs yet (try_to_connect()) is made once, and loses the peer only where
-// no process listens.
+// An attempt that no call needs yet (try_to_connect()) is not repeated; its failure is the loss of
+// the peer only where no process listens.
 //
 // Pure state, under the lock of its PeerTable: calls nothing but the clock, returns effects. Not
 // thread-safe.
@@ -53,36 +53,36 @@ class Peer {
  public:
   using Clock = std::chrono::steady_clock;
   using ConnectionPtr = std::shared_ptr<transport::Connection>;
-  // Tells the time by which the timers of Effects run.
+  // The clock of the timers in Effects.
   using Now = std::function<Clock::time_point()>;
-  // What is to be done once the lock has been released, in this order.
+  // Actions for after the lock, in this order.
   struct Effects {
     std::vector<std::pair<ConnectionPtr, Error>> close;
-    // The session is detached from it.
+    // The session to detach, and its connection.
     std::shared_ptr<Session> detach;
     ConnectionPtr detach_from;
-    // BIND to be sent, and the session whose numbers it says.
+    // The BIND to send, and the session whose numbers it carries.
     ConnectionPtr send_bind;
     std::shared_ptr<Session> bind_session;
     Bind bind;
     bool close_after_bind = false;
-    // The session continues over the connection.
+    // The session to attach, and the connection over which it goes on.
     std::shared_ptr<Session> attach;
     ConnectionPtr attach_to;
     std::uint64_t generation = 0;
     Session::Received received_by_peer{};
-    std::optional<Error> fail_waiting;  // what waits for the first connection
-    // The sessions end: this is why; what is sent later fails with the peer's lost().
+    std::optional<Error> fail_waiting;  // for the messages that wait for the first connection
+    // The reason with which the sessions end; messages sent later fail with the peer's lost().
     std::optional<Error> end;
     std::optional<Error> lost;  // to be reported to the owner of the table
     std::vector<Clock::time_point> timers;
-    // A better address than the one in use has failed: which, and why.
+    // An address that has failed and is better than the one in use, with the error.
     std::optional<std::pair<std::string, Error>> passed_over;
     PeerConnectionPtr connect;
   };
 
-  // `reachable`, by address: whether this worker has a transport for it. `token`: what a session
-  // that begins here is known by; not 0, and not to be guessed. `now`: valid as long as this.
+  // `reachable`, by address: whether this worker has a transport for it. `token` names a session
+  // that begins here; it is random and not 0. `now` outlives this.
   Peer(PeerLife& life, WorkerId self, std::vector<bool> reachable, Clock::duration grace,
        std::uint64_t token, const Now& now);
 
@@ -90,7 +90,7 @@ class Peer {
   void on_open(const PeerConnectionPtr& opened, Effects& effects);
   // BIND has arrived over a connection, bound or not.
   void on_bind(const PeerConnectionPtr& connection, const Bind& bind, Effects& effects);
-  // `no_process_listens`: the attempt has shown that no process does.
+  // `no_process_listens`: the attempt has shown that no process listens at the address.
   void on_closed(const PeerConnectionPtr& closed, const Error& reason, bool no_process_listens,
                  Effects& effects);
   void on_timer(Effects& effects);
@@ -100,8 +100,8 @@ class Peer {
   }
   // Begins to connect unless there is a connection or an attempt.
   void connect(Effects& effects);
-  // The same once, for the first connection, while no call needs one: the peer is not lost when
-  // that fails. connect() makes it an attempt like any other.
+  // Tries once to open the first connection, which no call needs: a failure does not lose the peer.
+  // connect() turns this attempt into one like any other.
   void try_to_connect(Effects& effects);
 
   // ---- ending
@@ -109,11 +109,11 @@ class Peer {
   void give_up(const Error& reason, Effects& effects);
   // Ends all connections and attempts: the peer is lost.
   void lose(const Error& reason, Effects& effects);
-  // The same, and the peer is told, so that it does not try to replace the connection.
+  // As lose(), and tells the peer, which then does not try to replace the connection.
   void part(const Error& reason, Effects& effects);
   // Failures are expected from now on: no retries, and on_lost is not reported.
   void expect_closing() noexcept { closing_ = true; }
-  // Drops everything; the connections have been closed.
+  // Drops all connections, which have been closed.
   void close(const Error& reason, Effects& effects);
 
   // ---- state
@@ -121,15 +121,15 @@ class Peer {
   [[nodiscard]] const std::optional<Error>& lost() const noexcept { return lost_; }
   // Why the last attempt failed.
   [[nodiscard]] const std::optional<Error>& failure() const noexcept { return failure_; }
-  // Why the connection ended that is being replaced, and since when it is.
+  // The end of a connection that is being replaced: its reason and its time.
   struct Broken {
     Error reason;
     Clock::time_point since;
   };
   [[nodiscard]] const std::optional<Broken>& broken() const noexcept { return broken_; }
   [[nodiscard]] std::uint64_t failed_attempts() const noexcept { return failed_attempts_; }
-  // Calls each(address, attempts that failed there) for those where some did, in the order in which
-  // they are tried; for the first kMaxAddressesTold of them.
+  // Calls each(address, failed attempts) for the first kMaxAddressesTold addresses with failures,
+  // in the order of the attempts.
   static constexpr std::size_t kMaxAddressesTold = 16;
   template <class Each>
   void for_each_failed_address(Each&& each) const {
@@ -149,9 +149,9 @@ class Peer {
   };
   [[nodiscard]] const WorkerInfo& info() const noexcept { return life_.info(); }
   [[nodiscard]] bool is_self() const noexcept { return info().id == self_; }
-  // For one step of an attempt while a broken connection is being replaced.
+  // The limit of one step of an attempt to replace a broken connection.
   [[nodiscard]] Clock::duration attempt_time() const noexcept;
-  // When this worker's attempt, or its offer, has taken too long.
+  // The deadlines of this worker's attempt and of its offer.
   [[nodiscard]] Clock::time_point own_until() const noexcept;
   [[nodiscard]] Clock::time_point offered_until() const noexcept;
   void offer_spare(Effects& effects);
@@ -168,7 +168,7 @@ class Peer {
   static void drop(PeerConnectionPtr& connection, const Error& why, Effects& effects);
   // The bound connection has ended.
   void on_broken(const Error& reason, Effects& effects);
-  // Begins an attempt at the first address from `first` on that is worth trying; after the last one
+  // Begins an attempt at the first usable address from `first` on; behind the last address,
   // schedules a retry or gives up.
   void try_next(std::size_t first, Effects& effects);
   void on_attempt_failed(const PeerConnection& attempt, const Error& reason,
@@ -178,9 +178,9 @@ class Peer {
   [[nodiscard]] bool is_trying() const noexcept {
     return bound_ || own_ || offered_ || successor_ || retry_scheduled_;
   }
-  // What failed before says nothing any more.
+  // Forgets the failures of earlier attempts.
   void begin_anew();
-  // Of a peer whose connection could not be replaced.
+  // Loses a peer whose connection could not be replaced.
   void lose_broken(const std::string& why, Effects& effects);
 
   PeerLife& life_;

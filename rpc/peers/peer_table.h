@@ -27,53 +27,52 @@
 
 namespace stitch::rpc {
 
-// "tcp" of "tcp://127.0.0.1:1": what tells the transport of an address.
+// The scheme of an address, which names its transport: "tcp" of "tcp://127.0.0.1:1".
 [[nodiscard]] std::string scheme_of(const std::string& address);
 
-// The workers of the world and the connections to them, opened on first use, and to those that
-// membership watches before (see Peer). Thread contract: any thread; events run on the endpoints'
-// threads and the timer's, no lock held. infos() and find() need start(); what find() returns is
-// valid as long as the table.
+// The workers of the world and the connections to them. A connection is opened on first use, or
+// earlier where membership watches the peer (see Peer). Part of its Agent. Thread contract: any
+// thread; events run on threads of the endpoints and of the timer, no lock held. infos() and find()
+// need start(); results of find() live as long as the table.
 class PeerTable {
  public:
   using Clock = std::chrono::steady_clock;
   struct Events {
     std::function<void(const std::shared_ptr<transport::Connection>&, const WorkerInfo& from,
                        transport::Message)>
-        on_message;  // with the peer's session as the connection: what is sent over it arrives
-                     // there, be it over another connection
+        on_message;  // the connection is the peer's session, which outlives connections
     // As ConnectionEvents::place; only once start() has been called.
     std::function<transport::Buffer(const WorkerInfo& from, const base::Bytes& frame,
                                     std::size_t bytes)>
         place;
     std::function<void(const WorkerInfo& peer, const Error& reason)>
         on_lost;  // at most once a life of a peer; never after expect_closing()
-    // Runs a task at a time, on a timer thread, unless the owner of the table is gone by then.
+    // Runs a task at that time, on a timer thread, unless the owner of the table has ended.
     std::function<void(std::chrono::steady_clock::time_point, base::UniqueFunction<void()>)>
         call_at;
-    // A notice of membership over a connection that is not the bound one: one that this worker has
-    // opened, or that claims to come from the peer.
+    // A notice of membership over a connection that is not bound. `opened_here`: this worker has
+    // opened it; otherwise the peer's name is only a claim.
     std::function<void(const WorkerInfo& from, const transport::Message&, bool opened_here)>
         on_notice{};
     // The digests of a HEARTBEAT.
     std::function<void(const WorkerInfo& from, const Digests& digests)> on_heartbeat{};
-    // A life that is over has connected: what to tell it; nothing to say nothing.
+    // The message for a life that is over and has connected; nothing for none.
     std::function<std::optional<transport::Message>(const WorkerInfo&)> obituary{};
     // As Session::Events::deadline, of a call that this worker has made.
     std::function<std::optional<Clock::time_point>(std::uint64_t call_id)> deadline;
     // The clock of call_at.
     Peer::Now now = &Clock::now;
-    // Tells the person who runs this worker: a line. Null: on stderr.
+    // Prints a line for the person who runs this worker. Null: on stderr.
     std::function<void(const std::string& line)> say{};
   };
   using EndpointPtr = std::shared_ptr<transport::Endpoint>;
-  // Records what happens to connections there. Before start().
+  // The ring that records the events of connections. Before start().
   void record_events(std::shared_ptr<base::EventRing> ring) { ring_ = std::move(ring); }
   // The limits that this worker sets. Before start().
   void set_limits(const PeerLimits& limits) { limits_ = limits; }
 
-  // `reconnect_timeout`: for how long a connection that broke is made again, or a first one is
-  // tried, before the peer is lost.
+  // `reconnect_timeout`: the time for replacing a broken connection, or for opening the first one,
+  // before the peer is lost.
   explicit PeerTable(std::chrono::nanoseconds reconnect_timeout = std::chrono::seconds(10))
       : reconnect_timeout_(reconnect_timeout) {}
   ~PeerTable();
@@ -96,65 +95,64 @@ class PeerTable {
   [[nodiscard]] const WorkerInfo& find(WorkerId id) const { return members_.find(id); }
   [[nodiscard]] const WorkerInfo& find(const WorkerInfo& info) const { return members_.find(info); }
 
-  // This very life, be it over. Throws Error(not_found) if this worker does not know it.
+  // Exactly this life, also when it is over. Throws Error(not_found) for an unknown life.
   [[nodiscard]] PeerLife& known_life(const WorkerInfo& info) const;
   // Calls f(PeerLife&) with the present life of each worker.
   template <class F>
   void for_each(F&& f) const {
     members_.for_each(f);
   }
-  // Adds a worker, or a new life of one: the former life is then over, lost if it was not. Throws
-  // as Members::add(). Its connections wait until admit().
+  // Adds a worker, or a new life of one, which ends the former life. Throws as Members::add().
+  // Connections of the new life wait until admit().
   PeerLife& add_life(const Member& member) STITCH_EXCLUDES(mutex_);
   void admit(PeerLife& life) STITCH_EXCLUDES(mutex_);
-  // Ends the connection to a life, which is lost before this returns; `over`: its messages are
-  // dropped from now on; `tell`: it hears of that, and does not try to replace the connection.
+  // Ends the connection to a life, which is lost before this returns. `over`: messages of that life
+  // are dropped from now on. `tell`: the peer is told, and does not try to replace the connection.
   void end(const WorkerInfo& peer, const Error& reason, bool over, bool tell = false)
       STITCH_EXCLUDES(mutex_);
-  // The bound connections to other processes, and when something of their peers last arrived.
+  // The bound connections to other processes, with the time of the last bytes that arrived.
   struct Link {
     const PeerLife* life;
     Clock::time_point heard;
   };
   [[nodiscard]] std::vector<Link> links() STITCH_EXCLUDES(mutex_);
-  // From now until close() each of them brings its peer a HEARTBEAT every `interval`, from a thread
-  // of its own, with the digests that were told last.
+  // Sends a HEARTBEAT with the last digests over each link every `interval` until close(), from a
+  // thread that runs nothing else.
   void begin_heartbeats(std::chrono::nanoseconds interval);
   void tell_digests(const Digests& digests) noexcept {
     for (std::size_t i = 0; i < kDigests; ++i) digests_[i].store(digests[i]);
   }
-  // Has each bound connection give back memory that it does not need (Connection::trim).
+  // Calls Connection::trim() of each bound connection.
   void trim() STITCH_EXCLUDES(mutex_);
-  // The lives in other processes that this worker can connect to and to which there has been no
-  // connection yet; none once broken connections are expected.
+  // The lives in other processes that this worker can reach and has had no connection with. Empty
+  // after expect_closing().
   [[nodiscard]] std::vector<const PeerLife*> unconnected() const STITCH_EXCLUDES(mutex_);
   // Asks a worker over a connection of its own.
   void inquire(Inquiry inquiry);
 
-  // Sends over `connection`, which on_message has named, or if null over the peer's session. A
-  // request that waits there is dropped with `cancelled` if its call, `call_id` (not 0), is over.
-  // Else a message arrives once, or the peer is lost; `done` as for Connection::send.
+  // Sends over `connection`, which on_message has named; null means the peer's session. A waiting
+  // request is dropped with `cancelled` when its call `call_id` (not 0) is over. Every other
+  // message arrives once, or the peer is lost. `done` as for Connection::send.
   void send(const WorkerInfo& to, const std::shared_ptr<transport::Connection>& connection,
             transport::Message message, transport::SendDone done, std::uint64_t call_id = 0)
       STITCH_EXCLUDES(mutex_);
-  // Of a call that this worker has made; max() for none, nothing if it waits for no answer any
-  // more.
+  // The deadline of a call of this worker; max() for none, nothing for a call that is over.
   [[nodiscard]] std::optional<Clock::time_point> deadline(std::uint64_t call_id) const {
     return events_.deadline(call_id);
   }
-  // Opens a connection to a worker unless there is one; if the worker is gone, on_lost is called.
-  // Does not wait.
+  // Opens a connection to a worker unless there is one. The loss of a worker that is gone is
+  // reported by on_lost. Does not wait.
   void reach(WorkerId id) STITCH_EXCLUDES(mutex_);
-  // Tries once to open one, for which nothing waits: a failure is no loss.
+  // Tries once to open a connection that no message needs: a failure is no loss.
   void try_to_reach(const WorkerInfo& peer) STITCH_EXCLUDES(mutex_);
-  // Closes the connection to a life of a worker, which is then lost for `reason`, at once.
+  // Closes the connection to a life, which is lost with `reason` at once.
   void give_up(const WorkerInfo& peer, const Error& reason) STITCH_EXCLUDES(mutex_);
-  // Why the present life of this worker is lost; nothing if it is not.
+  // The error with which the present life of a worker is lost; nothing while it is not.
   [[nodiscard]] std::optional<Error> lost(WorkerId id) const STITCH_EXCLUDES(mutex_);
-  // The same of this very life.
+  // The same for exactly this life.
   [[nodiscard]] std::optional<Error> lost(const WorkerInfo& peer) const STITCH_EXCLUDES(mutex_);
-  // What is known of a worker, for error texts: "worker was last heard 120 ms ago", "worker is not
-  // connected: ...", "worker is gone".
+  // The state of a peer as an error text says it: "worker was last heard 120 ms ago", "worker is
+  // not connected: ...", "worker is gone".
   [[nodiscard]] std::string condition(const WorkerInfo& peer) const STITCH_EXCLUDES(mutex_);
   // The number of lives, of all workers, whose connection is over.
   [[nodiscard]] std::size_t lost_lives() const STITCH_EXCLUDES(mutex_);
@@ -170,7 +168,7 @@ class PeerTable {
   void debug_info(std::map<std::string, std::int64_t>& numbers) const STITCH_EXCLUDES(mutex_);
   // As Endpoint::help, at each endpoint.
   bool help(base::AwaitedFlag& done, std::chrono::steady_clock::time_point deadline);
-  // Broken connections are expected from now on: on_lost is not called any more.
+  // Peers close their connections from now on: on_lost is not called any more.
   void expect_closing() STITCH_EXCLUDES(mutex_);
   [[nodiscard]] bool closing() const STITCH_EXCLUDES(mutex_);
   // Tells the peers, closes all connections and waits for their threads. Not on a thread of an
@@ -191,15 +189,15 @@ class PeerTable {
                          const Error& reason, bool hears_first) const STITCH_EXCLUDES(mutex_);
   void on_closed(const PeerConnectionPtr& closed, const Error& reason, bool no_process_listens)
       STITCH_EXCLUDES(mutex_);
-  // Over a connection that is not bound: BIND, or the connection is closed.
+  // The first message over an unbound connection: BIND, or the connection is closed.
   void on_first_message(const PeerConnectionPtr& sender, const ConnectionPtr& connection,
                         transport::Message message) STITCH_EXCLUDES(mutex_);
   void receive(const PeerConnectionPtr& sender, transport::Message&& message)
       STITCH_EXCLUDES(mutex_);
-  // A message over a bound connection without a number: the session's own, or a mistake.
+  // A message without a number over a bound connection: the session's own, or a mistake.
   void on_unnumbered(const PeerConnectionPtr& sender, const transport::Message& message)
       STITCH_EXCLUDES(mutex_);
-  // Why a connection must not be used with the worker that its hello names; nothing if it may.
+  // The error of a connection that cannot belong to the worker that its hello names.
   [[nodiscard]] std::optional<Error> objection(const transport::Hello& hello,
                                                const std::string& address) const;
   void carry_out(PeerLife& life, Effects effects) noexcept STITCH_EXCLUDES(mutex_);
@@ -238,7 +236,7 @@ class PeerTable {
   bool closing_ STITCH_GUARDED_BY(mutex_) = false;
   std::set<std::string> passed_over_ STITCH_GUARDED_BY(mutex_);     // transports, once said
   std::vector<PeerConnectionPtr> early_ STITCH_GUARDED_BY(mutex_);  // opened before start()
-  // Opened by workers that this one has not heard of yet, or that are told the end of their life.
+  // Connections of workers that are not known yet, or that hear the end of their life.
   std::vector<PeerConnectionPtr> strangers_ STITCH_GUARDED_BY(mutex_);
   std::array<std::atomic<std::uint64_t>, kDigests> digests_{};
   Heartbeats heartbeats_;  // last: it uses everything above

@@ -20,43 +20,43 @@
 
 namespace stitch::rpc {
 
-// Which messages Session::awaits() asks for: any, or those that others may overtake.
+// The messages that Session::awaits() asks about: all, or the large ones, which small messages may
+// overtake.
 enum class Unacknowledged : std::uint8_t { any, large };
 
-// What two lives of workers have to say to each other, over one connection after another
-// (rpc/PROTOCOL.md, section 6): messages are numbered and kept until the peer has said that it has
-// received them; attach() sends over a new connection what is still kept, and receive() tells what
-// has arrived before. So each message is delivered once, unless the session ends.
+// The exchange of messages between two lives, over one connection after another (rpc/PROTOCOL.md,
+// section 6). Messages are numbered, and kept until the peer acknowledges them; attach() sends the
+// kept messages over a new connection, and receive() tells repeated messages apart. So each message
+// is delivered once, unless the session ends.
 //
-// A kept message is held by the session's list and by each transport that is sending it; the last
-// holder frees it. Its SendDone runs once: when a connection has passed it on, when the peer says
-// that it has it, or with the error when it never will be passed on. Its bytes stay in use until
-// the peer has said that it has them.
+// The session's list and each transport that is sending a kept message hold it; the last holder
+// frees it. A message's SendDone runs once: when a connection has passed the message on, when the
+// peer acknowledges it, or with the error when no connection will ever pass it on.
 //
-// The layers above use it as their Connection; PeerTable attaches, detaches and ends it. Thread
-// contract: receive() by one thread at a time, the others by any thread. No lock is held while a
-// connection or a callback is called. The first connection is kept until the session is destroyed,
-// so that threads need not count themselves while they use it.
+// The layers above use a session as their Connection; PeerTable attaches, detaches and ends it.
+// Thread contract: receive() by one thread at a time, the other methods by any thread. No lock is
+// held while a connection or a callback is called. The session keeps its first connection until its
+// own end, so threads that use that connection need not count themselves.
 class Session final : public transport::Connection {
  public:
   using ConnectionPtr = std::shared_ptr<transport::Connection>;
   using Received = std::array<std::uint64_t, transport::FrameNumbers::kStreams>;
   struct Events {
-    // The deadline of the call of a request that has waited, or is sent again; max() for none,
-    // nothing if the call is not outstanding any more.
+    // The deadline of the call whose request has waited, or is sent again: max() for none, nothing
+    // for a call that is over.
     std::function<std::optional<std::chrono::steady_clock::time_point>(std::uint64_t call_id)>
         deadline;
-    // close() has been called: the peer is to be given up.
+    // A layer above has called close(): the peer is to be given up.
     std::function<void(const Error& reason)> on_close;
-    // A message waits, and there is no connection.
+    // A message waits while the session has no connection.
     std::function<void()> on_unconnected;
   };
-  // What keeps its order: as the transports' kSmallMessageBytes and kSmallMessageBuffers.
+  // Small messages keep their order: the transports' kSmallMessageBytes and kSmallMessageBuffers.
   static constexpr std::size_t kSmallBytes = std::size_t{32} << 10;
   static constexpr std::size_t kSmallBuffers = 8;
   struct Statistics {
     std::uint64_t reconnects = 0;  // connections after the first
-    std::uint64_t resent = 0;      // messages that more than one connection was given
+    std::uint64_t resent = 0;      // messages that went to more than one connection
     std::uint64_t duplicates_dropped = 0;
     std::size_t kept_messages = 0;
     std::size_t kept_bytes = 0;
@@ -66,9 +66,9 @@ class Session final : public transport::Connection {
     std::uint64_t received_bytes = 0;
   };
 
-  // A peer that leaves more than `max_passed_on_bytes` unacknowledged is given up; they must exceed
-  // the transports' buffers and `max_untold_bytes`, what may be received before the peer is told by
-  // a message of its own.
+  // A peer that leaves more than `max_passed_on_bytes` unacknowledged is given up. This limit must
+  // exceed the transports' buffers plus the receiver's acknowledgment threshold,
+  // `max_untold_bytes`.
   explicit Session(Events events, std::size_t max_passed_on_bytes = std::size_t{64} << 20,
                    std::size_t max_untold_bytes = std::size_t{1} << 20)
       : events_(std::move(events)),
@@ -84,51 +84,51 @@ class Session final : public transport::Connection {
   void send(transport::Message message, transport::SendDone done, std::uint64_t call_id)
       STITCH_EXCLUDES(mutex_);
 
-  // ---- receiving: what a bound connection has brought
+  // ---- receiving, from a bound connection
   enum class Arrival : std::uint8_t { deliver, drop, unnumbered };
   // Throws Error(protocol) for numbers that no session sends.
   [[nodiscard]] Arrival receive(const transport::Message& message) STITCH_EXCLUDES(mutex_);
-  // A large message has begun to arrive, its frame is there: what it says the peer has is freed, so
-  // that its buffers find that memory still in the processor's cache.
+  // The frame of a large message has arrived, its buffers have not: frees the messages that the
+  // frame acknowledges, so that the buffers get memory that is still in the processor's cache.
   void acknowledged_ahead(const base::Bytes& frame) noexcept STITCH_EXCLUDES(mutex_);
-  // The message is delivered, or dropped: tells the peer if it has been told nothing for long. True
-  // when acknowledge_now() has to be called some time later.
+  // The message is delivered or dropped: acknowledges when the last acknowledgment is long ago.
+  // True when acknowledge_now() has to be called some time later.
   [[nodiscard]] bool received_one() STITCH_EXCLUDES(mutex_);
   [[nodiscard]] Received received() const noexcept {
     return {received_[0].cumulative(), received_[1].cumulative()};
   }
-  // Grows with what has been received, and with what the peer has said that it has.
+  // A number that grows with every message received and every message acknowledged.
   [[nodiscard]] std::uint64_t progress() const noexcept {
     return received_sum() + acknowledged_[0].load() + acknowledged_[1].load();
   }
-  // What received_one() has asked for. Tells the peer what has been received unless it knows, and
-  // frees what it has received.
+  // The later call that received_one() asks for: acknowledges the messages received unless the peer
+  // knows of them, and frees the messages that the peer has acknowledged.
   void acknowledge_now() STITCH_EXCLUDES(mutex_) {
     acknowledging_.store(false);
     acknowledge();
   }
-  // Sends HEARTBEAT with these digests over the connection in use, unless the one before has not
-  // been written yet. Runs no callback of another message's layers.
+  // Sends HEARTBEAT with these digests over the connection in use, unless the previous HEARTBEAT is
+  // still unwritten. Runs no callback of other messages.
   void beat(const Digests& digests) noexcept STITCH_EXCLUDES(mutex_);
 
   // ---- its connections
-  // Sends over `connection` from now on, first what is kept beyond what the peer says it has. Of
-  // several, the one with the highest `generation` (from 1) counts. Throws Error(protocol) when the
-  // peer has more than was sent.
+  // Sends over `connection` from now on, first the kept messages beyond `received_by_peer`. The
+  // connection with the highest `generation` (from 1) counts. Throws Error(protocol) when the peer
+  // acknowledges more than was sent.
   void attach(const ConnectionPtr& connection, std::uint64_t generation,
               const Received& received_by_peer) STITCH_EXCLUDES(mutex_);
-  // The connection has ended: what is sent from now on is kept for the next one.
+  // The connection has ended: messages sent from now on wait for the next connection.
   void detach(const ConnectionPtr& connection) STITCH_EXCLUDES(mutex_);
-  // Fails what waits for the first connection; does nothing once there has been one.
+  // Fails the messages that wait for the first connection; does nothing after that connection.
   void fail_waiting(const Error& why) STITCH_EXCLUDES(mutex_);
-  // Ends the session: what is kept fails with `reason`, what is sent later with `later`.
+  // Ends the session: kept messages fail with `reason`, messages sent later with `later`.
   void end(const Error& reason, const Error& later) STITCH_EXCLUDES(mutex_);
   [[nodiscard]] Statistics statistics() const STITCH_EXCLUDES(mutex_);
   // Whether the peer has not acknowledged a message of this kind.
   [[nodiscard]] bool awaits(Unacknowledged what) const STITCH_EXCLUDES(mutex_);
 
-  // ---- as a Connection: those of the connection in use
-  // That of the first one: the same worker says it over each.
+  // ---- as a Connection: forwarded to the connection in use
+  // The hello of the first connection; the peer says the same over each.
   [[nodiscard]] const transport::Hello& peer() const override STITCH_EXCLUDES(mutex_);
   [[nodiscard]] bool defer(transport::DeferredWork& work) override STITCH_EXCLUDES(mutex_);
   [[nodiscard]] bool within_host() const override {
@@ -140,10 +140,10 @@ class Session final : public transport::Connection {
 
  private:
   static constexpr std::size_t kStreams = transport::FrameNumbers::kStreams;
-  // What may be received before the peer is told, if nothing is sent to it: so much is kept there.
+  // Messages received before an acknowledgment of its own; the peer keeps as many.
   static constexpr std::uint64_t kMaxUntoldMessages = 256;
-  // Messages that a peer may leave unacknowledged after they have been passed on, far beyond what a
-  // transport holds and kMaxUntoldMessages: it never will.
+  // Messages that a peer may leave unacknowledged: far more than a transport holds and
+  // kMaxUntoldMessages. A peer beyond this limit does not acknowledge at all.
   static constexpr std::size_t kMaxPassedOn = std::size_t{1} << 18;
 
   struct KeptMessage;
@@ -156,7 +156,7 @@ class Session final : public transport::Connection {
   };
 
   void keep(KeptMessage& kept) STITCH_REQUIRES(mutex_);
-  // Whether it is kept: the peer has not said that it has it.
+  // Whether the list has this message: the peer has not acknowledged it.
   [[nodiscard]] bool lists(const KeptMessage& kept) const STITCH_REQUIRES(mutex_);
   // The connection that is attached; `alive` keeps it where the session itself does not.
   [[nodiscard]] transport::Connection* in_use(ConnectionPtr& alive) const STITCH_REQUIRES(mutex_) {
@@ -164,9 +164,9 @@ class Session final : public transport::Connection {
     return current_.get();
   }
   [[nodiscard]] ConnectionPtr current() const STITCH_EXCLUDES(mutex_);
-  // Takes out all that is kept.
+  // Takes all messages out of the list.
   [[nodiscard]] KeptMessage* take_all() STITCH_REQUIRES(mutex_);
-  // Takes out what the peer has received; complete_all() ends it, without the lock.
+  // Takes the acknowledged messages out of the list; complete_all() ends them, without the lock.
   [[nodiscard]] KeptMessage* take_acknowledged() STITCH_REQUIRES(mutex_);
   void complete_all(KeptMessage* list) STITCH_EXCLUDES(mutex_);
   void free_acknowledged() STITCH_EXCLUDES(mutex_);
@@ -177,26 +177,28 @@ class Session final : public transport::Connection {
   void transmit(KeptMessage& kept, transport::Connection& connection);
   // `frame` has the bytes of its frame.
   void transmit(KeptMessage& kept, base::Bytes frame, transport::Connection& connection);
-  // A request that has waited, or is sent again, says how much time its call has left by now. It is
-  // withdrawn if its call is over and no connection has had it: else the peer may have it, and is
-  // to have what layers above have added to it.
+  // Writes the time that the call has left into a request that has waited or is sent again. A
+  // request whose call is over is withdrawn if no connection has had it. Otherwise the peer may
+  // have it, and needs the sections that layers above have added.
   void transmit_request(KeptMessage& kept, bool first, transport::Connection& connection)
       STITCH_EXCLUDES(mutex_);
-  // False, and nothing has changed, if another thread may read the message. The caller holds it.
+  // False, and nothing has changed, when another thread may read the message. REQUIRES: the caller
+  // is a holder.
   [[nodiscard]] bool change_time_left(KeptMessage& kept, const TimeLeft& time)
       STITCH_EXCLUDES(mutex_);
   void transmitted(KeptMessage& kept, const std::optional<Error>& error) STITCH_EXCLUDES(mutex_);
-  // A connection refuses this message: its number is sent without it. The peer is given up if
-  // another connection has passed the message on, or may.
+  // A connection refuses this message: an empty frame with its number takes its place. The peer is
+  // given up when another connection has passed the message on, or may.
   void refused(KeptMessage& kept, const Error& why) STITCH_EXCLUDES(mutex_);
-  // The message will never be sent: `skip` takes its place and its number. False, and nothing has
-  // happened, if it may be sent: another connection holds it. The caller is a holder.
+  // Puts `skip` in the place of a message that no connection will send. False, and nothing has
+  // changed, when another connection holds the message. REQUIRES: the caller is a holder.
   [[nodiscard]] bool replace(KeptMessage& kept, transport::Message& skip) STITCH_REQUIRES(mutex_);
   void withdraw_unwanted(KeptMessage& kept) STITCH_EXCLUDES(mutex_);
   [[nodiscard]] static transport::Message empty_frame(std::uint16_t kind);
   [[nodiscard]] bool peer_is_silent() STITCH_REQUIRES(mutex_);
   static void complete(KeptMessage& kept, const std::optional<Error>& error);
-  // The last holder of a message whose end has not been told tells the end of the session.
+  // One holder less. The last holder of a message without an outcome completes it with the end of
+  // the session.
   void release(KeptMessage& kept) STITCH_EXCLUDES(mutex_);
   [[nodiscard]] std::uint64_t received_sum() const noexcept {
     return received_[0].cumulative() + received_[1].cumulative();
@@ -206,7 +208,7 @@ class Session final : public transport::Connection {
   const std::size_t max_passed_on_bytes_;
   const std::size_t max_untold_bytes_;
 
-  // Written by the receiving thread, read by those that send; acknowledged_ also by attach().
+  // Written by the receiving thread, read by sending threads; acknowledged_ also by attach().
   alignas(64) std::array<ReceivedNumbers, kStreams> received_;
   std::array<std::atomic<std::uint64_t>, kStreams> acknowledged_{};
   // The receiving thread only.
@@ -218,11 +220,11 @@ class Session final : public transport::Connection {
   // The call of acknowledge_now() is to come.
   std::atomic<bool> acknowledging_{false};
 
-  // Written by those that send, under mutex_, read by the receiving thread.
+  // Written by sending threads, under mutex_, read by the receiving thread.
   alignas(64) std::atomic<std::uint64_t> told_{0};  // received_sum() when something was last sent
   std::array<std::atomic<std::uint64_t>, kStreams> last_sent_{};  // numbers
 
-  // The first connection while it is in use, for those that take no lock.
+  // The first connection while it is in use, for threads that take no lock.
   alignas(64) std::atomic<transport::Connection*> first_in_use_{nullptr};
   std::atomic<bool> within_host_{false};  // of the connection that was attached last
   mutable base::Mutex mutex_;
@@ -231,7 +233,7 @@ class Session final : public transport::Connection {
   std::size_t kept_messages_ STITCH_GUARDED_BY(mutex_) = 0;
   std::size_t kept_bytes_ STITCH_GUARDED_BY(mutex_) = 0;
   std::uint64_t sent_bytes_ STITCH_GUARDED_BY(mutex_) = 0;
-  // When to see next what the peer leaves unacknowledged.
+  // Counts of kept messages at which peer_is_silent() looks at the acknowledgments again.
   std::size_t look_at_messages_ STITCH_GUARDED_BY(mutex_) = kMaxPassedOn;
   std::size_t look_at_bytes_ STITCH_GUARDED_BY(mutex_) = max_passed_on_bytes_;
   ConnectionPtr first_ STITCH_GUARDED_BY(mutex_);    // constant once set

@@ -19,10 +19,10 @@
 
 namespace stitch::rref {
 
-// The objects of other workers that this worker refers to: one Hold per object, however many
-// handles there are. A Hold is alive while it has local references or pins. PROTOCOL.md states the
-// rules and the guarantees G1.. . Pure state, no I/O, not thread-safe: the owner of the table
-// locks. What an event asks for is added to `effects`.
+// The references of this worker to objects of other workers: one Hold per object, for all its
+// handles. A Hold is alive while it has local references or pins. PROTOCOL.md has the rules and the
+// guarantees G1.. . Pure state of a Lifetime, which locks it; events add their effects to
+// `effects`. Not thread-safe.
 class HolderTable {
  public:
   enum class State : std::uint8_t {
@@ -33,11 +33,11 @@ class HolderTable {
     lost,         // the owner's life is over: every use gives `error`
   };
   static constexpr std::size_t kStates = static_cast<std::size_t>(State::lost) + 1;
-  // How an object arrived in a message.
+  // A reference as a message has brought it.
   struct Arrival {
     WorkerLife sender;
     std::uint64_t token = 0;
-    bool pinned = true;    // false: the sender's handle was lost, there is nothing to settle
+    bool pinned = true;    // false: the sender's handle was lost, no token is to be settled
     bool created = false;  // the sender knows that it has been created
   };
   struct Counts {
@@ -51,64 +51,63 @@ class HolderTable {
   struct Status {
     State state = State::lost;
     bool created = false;
-    std::optional<Error> error;  // why it is lost, or why its creation failed
+    std::optional<Error> error;  // of the loss, or of the creation
     std::uint32_t local = 0;
     std::uint32_t pins = 0;
     const std::string* made_by = nullptr;         // as given to begin_create()
-    std::chrono::steady_clock::time_point since;  // when the Hold was made
+    std::chrono::steady_clock::time_point since;  // the Hold's beginning
   };
 
   HolderTable() { holds_.max_load_factor(2); }
 
-  // A new Hold in State::creating with one local reference. REQUIRES: `id` is new.
-  // `made_by`, the name of the function that makes it or null, is not copied; for lists.
+  // Adds a Hold in State::creating with one local reference. REQUIRES: `id` is new. `made_by`, the
+  // name of the creating function or null, is not copied; lists show it.
   void begin_create(const RRefId& id, const std::string* made_by = nullptr);
-  // The owner answered: the object exists, or its creation failed (the Hold stays registered: the
-  // owner keeps the outcome).
+  // The owner has answered the creation. The Hold stays registered also after a failure, because
+  // the owner keeps the outcome.
   void answered(const RRefId& id, const std::optional<Error>& failure, TableEffects& effects);
-  // The request to create certainly never reached the owner. If others may know of the object, the
-  // owner is told, and again when this Hold ends.
+  // The request to create certainly never reached the owner. The owner is told where other workers
+  // may know of the object, and again when this Hold ends.
   void create_not_sent(const RRefId& id, const Error& why, TableEffects& effects);
 
-  // One more handle or message that refers to it. REQUIRES: the Hold has a local reference.
+  // One more handle or message refers to the object. REQUIRES: the Hold has a local reference.
   void add_local(const RRefId& id);
   void drop_local(const RRefId& id, TableEffects& effects);
 
-  // A message that carries it is about to leave. False if it is lost: it is sent without a pin.
-  // REQUIRES: the Hold has a local reference (G1, case "send").
+  // A message with the reference is about to leave. False for a lost Hold, whose references are
+  // sent without pins. REQUIRES: the Hold has a local reference (G1, case "send").
   [[nodiscard]] bool pin(const RRefId& id);
   void unpin(const RRefId& id, TableEffects& effects);
 
-  // It arrived in a message: adds a local reference, which the message holds until message_done().
-  // `lost`: why the reference is lost, if it is.
+  // The reference has arrived in a message: adds a local reference, which the message has until
+  // message_done(). `lost`: the error of a lost reference.
   void receive(const RRefId& id, const Arrival& arrival, const std::optional<Error>& lost,
                TableEffects& effects);
-  // The message has been processed: drops its reference. A Hold that is still in use is kept, and
-  // register_kept() registers it if that lasts, unless other messages that carried it are still
-  // being processed.
+  // The message has been processed: drops its reference. register_kept() registers a borrowed Hold
+  // that stays in use, unless other messages with the reference are still being processed.
   void message_done(const RRefId& id, TableEffects& effects);
-  // Registers the Holds that have been kept since before the previous call. To be called a moment
-  // after Effects::kept: a reference that is in use only shortly after its message (a result on its
-  // way back) costs no message to the owner.
+  // Registers the Holds that were kept before the previous call. The caller waits a moment after
+  // Effects::kept, so a reference that ends shortly after its message (a result on its way back)
+  // costs no message to the owner.
   void register_kept(TableEffects& effects);
   // The owner's answer to REG: this worker is a holder.
   void registered(const RRefId& id, TableEffects& effects);
-  // That life of the owner cannot be reached any more: its Holds are lost. Those that others
-  // borrowed from (pins) keep what they were lent, because the owner may go on for others.
+  // This worker cannot reach that life of the owner any more: Holds of its objects are lost. Holds
+  // with pins keep their creditors, because the owner may go on for other workers.
   void owner_lost(const WorkerLife& owner, const Error& why, TableEffects& effects);
   // The owner's other answer to REG: there is no such object.
   void gone(const RRefId& id, const Error& why, TableEffects& effects);
-  // That life of the owner is over, after owner_lost(): nothing is left to protect.
+  // That life of the owner is over, after owner_lost(): Holds of its objects settle all creditors.
   void owner_over(const WorkerLife& owner, TableEffects& effects);
-  // That life is over: registers what was borrowed from it.
+  // A lender's life is over: registers the Holds that were borrowed from it.
   void register_borrowed_from(const WorkerLife& lender, TableEffects& effects);
-  // This worker is leaving: handles no longer count; every Hold ends as its state allows, once its
+  // This worker is leaving: handles no longer count. Every Hold ends as its state allows, when its
   // pins are settled and its creation is answered.
   void drop_all_handles(TableEffects& effects);
-  // Whether the owner's answer to the creation is known here or will be: false for a Hold that was
-  // added again after its creator had dropped the first.
+  // Whether the owner's answer to the creation is or will be known here. False for a Hold that came
+  // back in a message after this worker, the creator, had dropped its first one.
   [[nodiscard]] bool tracks_creation(const RRefId& id) const;
-  // Runs `waiter` when the owner has answered the creation; immediately if it has. REQUIRES:
+  // Runs `waiter` after the owner's answer to the creation, or now if that has come. REQUIRES:
   // tracks_creation().
   void when_answered(const RRefId& id, Waiter waiter, TableEffects& effects);
 
@@ -116,7 +115,7 @@ class HolderTable {
   // Of all Holds.
   [[nodiscard]] std::vector<std::pair<RRefId, Status>> list() const;
   [[nodiscard]] bool contains(const RRefId& id) const { return holds_.contains(id); }
-  // Whether it is known to have been created. REQUIRES: contains(id).
+  // Whether this worker knows that the object has been created. REQUIRES: contains(id).
   [[nodiscard]] bool created(const RRefId& id) const { return holds_.at(id).created; }
   [[nodiscard]] std::size_t size() const noexcept { return holds_.size(); }
   [[nodiscard]] Counts counts() const;
@@ -126,7 +125,7 @@ class HolderTable {
     WorkerLife sender;
     std::uint64_t token;
   };
-  // What most Holds do not have: a million of them should not pay for it.
+  // The fields that few Holds need, so that a million Holds do not pay for them.
   struct Rare {
     std::vector<Creditor> creditors;
     std::optional<Error> error;
@@ -153,14 +152,14 @@ class HolderTable {
     }
     std::uint32_t ticks_;
   };
-  // There may be millions: see the assertion on its size.
+  // A worker may have millions of Holds: see the assertion on the size.
   struct Hold {
     State state : 3 = State::borrowed;
     bool created : 1 = false;
-    bool answered : 1 = false;     // its creation ended, with `error` if it failed
-    bool told : 1 = false;         // it was in a message while creating: others may know it
+    bool answered : 1 = false;     // the creation has ended, perhaps with `error`
+    bool told : 1 = false;         // sent in a message while creating: other workers may know it
     bool kept_before : 1 = false;  // in kept_ since before the previous register_kept()
-    // Messages being processed that carry it; they take 16 GiB before there are too many.
+    // Messages being processed that carry the reference; 2^24 of them would take 16 GiB.
     std::uint32_t arriving : 24 = 0;
     std::uint32_t local = 0;  // these, and handles
     std::uint32_t pins = 0;   // messages sent that carry it and are not settled

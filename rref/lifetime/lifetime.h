@@ -26,8 +26,8 @@
 
 namespace stitch::rref {
 
-// One reference inside a message, as it is written in the message's header: once per object,
-// however many copies the body contains.
+// One reference inside a message, as the message's section has it: once per object, for all copies
+// in the body.
 struct CarriedRef {
   RRefId id;
   std::uint64_t token = 0;  // settles the sender's pin; unique among what this sender's life sends
@@ -37,7 +37,7 @@ struct CarriedRef {
   bool created = false;     // the sender knows that the object has been created
 };
 
-// One object that a worker owns or refers to; one of the two is there.
+// One object that a worker owns, or refers to: one of the two fields is set.
 struct ListedRef {
   RRefId id;
   std::optional<OwnerTable::Status> owned;
@@ -45,23 +45,24 @@ struct ListedRef {
 };
 
 // One worker's part in the lifetime protocol (PROTOCOL.md): both tables and one ledger per peer. No
-// I/O and no threads. Thread contract: every method from any thread; one internal lock, which is
-// never held while the caller's code runs. What an event asks for is returned as Effects: the
-// caller performs them while it holds no lock.
+// I/O and no threads. Owned by RRefAgent, or by a simulation. Thread contract: every method from
+// any thread; one internal lock, which is never held while the caller's code runs. Events return
+// Effects, which the caller carries out while it holds no lock.
 class Lifetime {
  public:
   // `max_unrequested` as for OwnerTable.
   explicit Lifetime(WorkerLife self, std::size_t max_unrequested = OwnerTable::kMaxUnrequested)
       : self_(self), owners_(self, max_unrequested) {}
-  // What the membership of the world says. Each is called under the lock and must not call back.
+  // The membership of the world, as it is known here. The functions run under the lock and must not
+  // call back.
   struct World {
-    // Whether that life is known here, be it over: then member_over() is told when it is. Empty:
-    // all are, and what a peer says of an end is the news itself.
+    // Whether this worker knows that life, alive or over; member_over() follows the end of a known
+    // life. Empty: all lives are known, and a peer's word of an end is the end.
     std::function<bool(const WorkerLife&)> contains;
-    // The present life of every worker that this one knows; those of which member_over() has not
-    // been told count as alive. Empty: there are no others.
+    // The present life of every known worker; a life counts as alive until member_over(). Empty:
+    // the world has no other workers.
     std::function<std::vector<WorkerLife>()> live;
-    // Why what belongs to a life that is over cannot be used. Empty: the life is named by numbers.
+    // The error of objects whose owner's life is over. Empty: the text names the life by numbers.
     std::function<Error(const WorkerLife&)> gone;
   };
   // REQUIRES: called before the first message.
@@ -69,7 +70,7 @@ class Lifetime {
 
   struct Status {
     bool owned = false;      // this worker owns the object
-    bool confirmed = false;  // the owner is known to know of it: owned, registered, or created
+    bool confirmed = false;  // the owner knows of it, for certain: owned, registered, or created
     std::optional<Error> lost;
   };
   struct Counts {
@@ -77,7 +78,7 @@ class Lifetime {
     HolderTable::Counts held;
     std::size_t entries = 0, holds = 0, tokens = 0;
     std::size_t ledger_unsent = 0;
-    std::size_t unswept = 0;  // lives that are over, and that objects here may still wait for
+    std::size_t unswept = 0;  // lives that are over and not swept yet
   };
 
   // --- objects ---
@@ -85,27 +86,27 @@ class Lifetime {
   // `made_by`, the name of the function that makes it or null, is not copied; for list().
   [[nodiscard]] RRefId add_object(std::shared_ptr<void> object,
                                   const std::string* made_by = nullptr);
-  // A new id for an object to be created at `owner`, another worker, with one local reference.
-  // Followed by answered(), or by create_not_sent() when the request certainly did not leave.
+  // The id of a new object that `owner`, another worker, is to create, with one local reference.
+  // Either answered() follows, or create_not_sent() for a request that certainly did not leave.
   // `made_by` as for add_object().
   [[nodiscard]] RRefId begin_create(const WorkerLife& owner, const std::string* made_by = nullptr);
   [[nodiscard]] Effects answered(const RRefId& id, const std::optional<Error>& failure);
   [[nodiscard]] Effects create_not_sent(const RRefId& id, const Error& why);
-  // A request to create arrived. False if it is a duplicate. Throws Error(protocol) if it is for
-  // another owner or the object was deleted already; the end of its creator if that is over.
-  // `made_by` as for add_object().
+  // A request to create has arrived. False for a duplicate. Throws Error(protocol) for another
+  // owner's object or one that was deleted, and the end of a creator whose life is over. `made_by`
+  // as for add_object().
   [[nodiscard]] bool create(const RRefId& id, const WorkerLife& creator,
                             const std::string* made_by = nullptr);
-  // The creation here ended. The first outcome is kept; the object of a later one is destroyed.
+  // The creation here has ended. The first outcome counts; the object of a later one is destroyed.
   [[nodiscard]] Effects resolve(const RRefId& id, std::shared_ptr<void> object,
                                 const std::optional<Error>& failure);
-  // Whether the outcome of the creation is known here or will be: at the owner, and at the creator
-  // until it has dropped its last reference. Otherwise only the owner knows it.
+  // Whether the outcome of the creation is or will be known here: at the owner, and at the creator
+  // until it drops its last reference. Other workers have to ask the owner.
   [[nodiscard]] bool tracks_creation(const RRefId& id) const;
   // Runs `waiter` when the creation has ended. REQUIRES: tracks_creation().
   [[nodiscard]] Effects when_created(const RRefId& id, Waiter waiter);
-  // The three of them at once, for a handle: why it is lost; else whether the creation is tracked
-  // here, and `waiter` is kept or run as by when_created(). Otherwise `waiter` is left untouched.
+  // status(), tracks_creation() and when_created() in one step: the error of a lost reference, else
+  // whether the creation is tracked here. Takes `waiter` only where it is.
   struct Watch {
     std::optional<Error> lost;
     bool tracked = false;
@@ -118,48 +119,48 @@ class Lifetime {
   [[nodiscard]] Effects drop_local(const RRefId& id);
   [[nodiscard]] Status status(const RRefId& id) const;
   [[nodiscard]] std::optional<OwnerTable::Status> owned(const RRefId& id) const;
-  // Whether this worker has an entry for the object: it owns it, or will.
+  // Whether this worker has an entry for the object as its owner.
   [[nodiscard]] bool owns(const RRefId& id) const;
 
   // --- messages ---
-  // Called before the bytes of a message leave. REQUIRES: a local reference.
+  // Pins the object for a message whose bytes have not left. REQUIRES: a local reference.
   [[nodiscard]] CarriedRef pin(const RRefId& id, const WorkerLife& receiver);
   // The message certainly never reached `receiver`.
   [[nodiscard]] Effects unpin(const CarriedRef& carried, const WorkerLife& receiver);
-  // A message arrived; user code has not seen it. The message holds a local reference until
+  // A message has arrived that user code has not seen. The message has a local reference until
   // message_done(). `lost`: the error of a reference that was lost at its sender.
   [[nodiscard]] Effects receive(const CarriedRef& carried, const WorkerLife& sender,
                                 const std::optional<Error>& lost = std::nullopt);
-  // The message has been processed: its arguments are destroyed and its reply is about to leave, or
-  // it ended in any other way.
+  // The message has been processed: its arguments are destroyed, and its reply, if any, is about to
+  // leave.
   [[nodiscard]] Effects message_done(const RRefId& id, const WorkerLife& sender);
-  // To be called a moment after Effects::kept: registers the borrows that still exist.
+  // Registers the borrows that still exist; called a moment after Effects::kept.
   [[nodiscard]] Effects register_kept();
 
   // --- ledgers ---
-  // The peers to which ledgers have something to say.
+  // The peers whose ledgers have unsent operations.
   [[nodiscard]] std::vector<WorkerLife> due() const;
-  // Appends the next ledger frame to `peer`; false if there is none. REQUIRES: called by one thread
-  // at a time for that peer, and the frames are sent in this order.
+  // Appends the next ledger frame to `peer`; false for an empty ledger. REQUIRES: one thread at a
+  // time calls this for a peer, and sends the frames in this order.
   [[nodiscard]] bool encode_ledger(const WorkerLife& peer, base::Bytes& out);
   [[nodiscard]] Effects accept_ledger(const WorkerLife& peer, std::span<const std::byte> frame);
 
   // --- ends ---
-  // This worker cannot reach that life of `peer` any more: what it owns is lost here with `why`;
-  // nothing more is expected from it. What it holds, and pins towards it, stay.
+  // This worker cannot reach that life any more: references to its objects are lost here with
+  // `why`. The peer's own holds, and pins towards the peer, stay.
   [[nodiscard]] Effects peer_lost(const WorkerLife& peer, const Error& why);
-  // The world has declared that life over, or it has left: peer_lost(), and it is swept: what it
-  // holds, and pins towards it, go as soon as no worker depends on them.
+  // That life is over for the world, dead or left: as peer_lost(), and a sweep begins, which drops
+  // the peer's holds, and pins towards it, when no other worker depends on them.
   [[nodiscard]] Effects member_over(const WorkerLife& peer, const Error& why);
-  // Whether that life is over, as far as is known here: references that it sends are lost.
+  // Whether this worker knows that the life is over: references that it sends are lost.
   [[nodiscard]] bool over(const WorkerLife& life) const;
-  // Whether a reference to it here would be lost, or is.
+  // Whether references to the object are lost here.
   [[nodiscard]] bool lost(const RRefId& id) const;
   // A new life is a member of the world.
   [[nodiscard]] Effects member_joined(const WorkerLife& life);
-  // This worker is leaving: every handle here is lost with `why`. Ledgers work until close().
+  // This worker is leaving: all its handles are lost with `why`. Ledgers work until close().
   [[nodiscard]] Effects leave(const Error& why);
-  // After leave(): releases the remaining objects, whether they are referenced or not.
+  // Releases the remaining objects, referenced or not; after leave().
   [[nodiscard]] Effects close();
 
   [[nodiscard]] Counts counts() const;
@@ -179,8 +180,7 @@ class Lifetime {
 
   // Queues the operations in their ledgers, under the lock that ordered them, and returns the rest.
   [[nodiscard]] Effects pack(TableEffects effects) STITCH_REQUIRES(mutex_);
-  // The next id of an object at `owner`. One that a peer made up, and that is held here, is
-  // skipped.
+  // The next id of an object at `owner`. Skips an id that a peer has made up and that has a Hold.
   [[nodiscard]] RRefId new_id(const WorkerLife& owner) STITCH_REQUIRES(mutex_);
   void drop_pin(const RRefId& id, TableEffects& effects) STITCH_REQUIRES(mutex_);
   void apply(const LedgerOp& op, const WorkerLife& peer, TableEffects& effects)
@@ -194,32 +194,32 @@ class Lifetime {
       STITCH_REQUIRES(mutex_);
   void end_life(const WorkerLife& over, const Error& why, TableEffects& effects)
       STITCH_REQUIRES(mutex_);
-  // Whether that life was never known here and will not be, since a later one of its worker is.
+  // Whether that life never was known here and never will be: a later life of its worker is known.
   [[nodiscard]] bool passed(const WorkerLife& life) const STITCH_REQUIRES(mutex_);
-  // `peer` asks about a life that is not known here. False if it has asked about too many of these.
+  // `peer` asks about an unknown life. False when it has asked about too many unknown lives.
   [[nodiscard]] bool note_unheard(const WorkerLife& life, const WorkerLife& peer)
       STITCH_REQUIRES(mutex_);
-  // That life is or was a member: questions about it are answered when its end is told, those about
-  // earlier ones, of which nothing more will be heard, now.
+  // That life is or was a member: its end answers questions about it later. Questions about earlier
+  // lives of the worker, whose ends will not be reported here, are answered now.
   void hear_of(const WorkerLife& life, TableEffects& effects) STITCH_REQUIRES(mutex_);
-  // CLEAN to all who have asked about that life.
+  // Sends CLEAN to all workers that have asked about that life.
   void answer_early(const WorkerLife& over, TableEffects& effects) STITCH_REQUIRES(mutex_);
   void ask(const std::vector<Sweeps::Question>& questions, TableEffects& effects)
       STITCH_REQUIRES(mutex_);
   void start_sweeps(TableEffects& effects) STITCH_REQUIRES(mutex_);
   void finish_sweeps(TableEffects& effects) STITCH_REQUIRES(mutex_);
-  // Drops the pins of objects of `owner` in messages to `receiver`, which will not be settled.
+  // Drops the pins of objects of `owner` in messages to `receiver`, which will not settle them.
   void void_pins(const WorkerLife& receiver, const WorkerLife& owner, TableEffects& effects)
       STITCH_REQUIRES(mutex_);
   [[nodiscard]] std::vector<WorkerLife> live() const STITCH_REQUIRES(mutex_);
   [[nodiscard]] Error error_of_ended(const WorkerLife& life) const STITCH_REQUIRES(mutex_);
   [[nodiscard]] std::optional<Error> loss_of(const RRefId& id) const STITCH_REQUIRES(mutex_);
-  // Whether references to `id` are counted by its OwnedEntry. Those to an object of this worker
-  // that arrived as lost before the object was created are counted by a Hold, and so are all later
-  // ones while that Hold exists: a reference is dropped from the table that it was added to.
+  // Whether an OwnedEntry counts the references to `id`. A Hold counts references to an object of
+  // this worker that arrived as lost before its creation, and all later references while that Hold
+  // exists, so a reference is dropped from the table that it was added to.
   [[nodiscard]] bool owned_here(const RRefId& id) const STITCH_REQUIRES(mutex_);
-  // Why no request to create that object will come here: its creator is lost, or was over before
-  // this worker heard of it. Nothing if the object is here, or may come.
+  // The error of an object that no request will create here, because its creator is lost or was
+  // over from the beginning. Nothing for an object that is here, or may come.
   [[nodiscard]] std::optional<Error> why_never(const RRefId& id) const STITCH_REQUIRES(mutex_);
 
   const WorkerLife self_;
@@ -228,12 +228,12 @@ class Lifetime {
   HolderTable holders_ STITCH_GUARDED_BY(mutex_);
   std::unordered_map<WorkerLife, PeerState, WorkerLifeHash> peers_ STITCH_GUARDED_BY(mutex_);
   std::unordered_map<WorkerLife, std::uint64_t, WorkerLifeHash> next_k_ STITCH_GUARDED_BY(mutex_);
-  // Lives that this worker cannot reach; those of them that are over are in sweeps_, too.
+  // Lives that this worker cannot reach; lives that are over are in sweeps_, too.
   std::unordered_map<WorkerLife, Error, WorkerLifeHash> gone_ STITCH_GUARDED_BY(mutex_);
   Sweeps sweeps_ STITCH_GUARDED_BY(mutex_);
-  // Who has asked about lives of whose end this worker has not been told yet.
+  // By life whose end this worker does not know, the workers that have asked about it.
   std::map<WorkerLife, std::set<WorkerLife>> asked_early_ STITCH_GUARDED_BY(mutex_);
-  // By peer, the lives that it has named and that were not known here then.
+  // By peer, the unknown lives that it has named.
   std::map<WorkerLife, std::set<WorkerLife>> unheard_ STITCH_GUARDED_BY(mutex_);
   std::optional<Error> leaving_ STITCH_GUARDED_BY(mutex_);
   World world_ STITCH_GUARDED_BY(mutex_);
