@@ -24,7 +24,7 @@ namespace stitch::dist_autograd {
 
 class Pass;
 
-// What a pass did on one worker.
+// The work of a pass on one worker, for graph_dot and reports.
 struct PassSummary {
   struct Sent {
     LinkId link;  // the link whose gradients were sent
@@ -63,13 +63,13 @@ class ContextState {
   [[nodiscard]] std::vector<NodePtr> sends() const STITCH_EXCLUDES(mutex_);
   [[nodiscard]] std::size_t send_count() const STITCH_EXCLUDES(mutex_);
 
-  // Remembers that `peer` has been told the id. False after end(): then it must not be told.
+  // Remembers a peer that gets the id from this worker. False after end(): it must not get the id.
   bool add_peer(const WorkerInfo& peer) STITCH_EXCLUDES(mutex_);
   [[nodiscard]] std::vector<WorkerInfo> peers() const STITCH_EXCLUDES(mutex_);
-  // Remembers that `worker` has told this one the id: RELEASE will come from it, too.
+  // Remembers a worker from which this one has the id: it will send RELEASE, too.
   void add_teller(WorkerId worker, std::uint64_t epoch) STITCH_EXCLUDES(mutex_);
   [[nodiscard]] bool told_by(WorkerId worker, std::uint64_t epoch) const STITCH_EXCLUDES(mutex_);
-  // It is lost. True when it was the last one.
+  // A teller is lost. True when it was the last one.
   [[nodiscard]] bool remove_teller(WorkerId worker, std::uint64_t epoch) STITCH_EXCLUDES(mutex_);
 
   // The number of a new pass that this worker starts. It counts as open until close_pass(), which
@@ -82,15 +82,15 @@ class ContextState {
                                                 const std::function<std::shared_ptr<Pass>()>& make)
       STITCH_EXCLUDES(mutex_);
   [[nodiscard]] std::shared_ptr<Pass> find_pass(PassId id) const STITCH_EXCLUDES(mutex_);
-  // Whether it has been here and has ended, or its root has said that it has.
+  // Whether the pass has ended here, or its root has said that it has ended.
   [[nodiscard]] bool has_ended(PassId id) const STITCH_EXCLUDES(mutex_);
   // The pass has ended here: later messages for it are ignored.
   void close_pass(PassId id) noexcept STITCH_EXCLUDES(mutex_);
-  // What the root of `id` says about the passes that it began before that one. REQUIRES: this
-  // worker is the root.
+  // The passes that the root of `id` began earlier, as QUIET names them. REQUIRES: this worker is
+  // the root.
   [[nodiscard]] wire::OlderPasses older_passes(PassId id) const STITCH_EXCLUDES(mutex_);
-  // The root of `id` has said so: those that have ended there and are not open here will not be
-  // opened. REQUIRES: older.valid_before(id.counter).
+  // Takes older_passes() of the root of `id`: passes that have ended there and are not open here
+  // will not be opened. REQUIRES: older.valid_before(id.counter).
   void close_older_passes(PassId id, const wire::OlderPasses& older) STITCH_EXCLUDES(mutex_);
   [[nodiscard]] std::vector<std::shared_ptr<Pass>> passes() const STITCH_EXCLUDES(mutex_);
   // The pass that ended here last, without an error.

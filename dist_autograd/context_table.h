@@ -32,17 +32,16 @@ class ContextTable {
   // A context of another worker, made known here by a message. Null when it has ended.
   [[nodiscard]] std::shared_ptr<ContextState> find_or_join(const ContextId& id)
       STITCH_EXCLUDES(mutex_);
-  // The same, told by `teller`, which is stored before any other thread sees the context: `teller`
-  // may send its RELEASE at any time. Throws Error(overloaded) if it has told kMaxTold that have
-  // not ended.
+  // The same, and stores `teller` before other threads see the context: its RELEASE may come at any
+  // time. Throws Error(overloaded) when kMaxTold contexts of `teller` have not ended.
   static constexpr std::size_t kMaxTold = std::size_t{1} << 16;
   [[nodiscard]] std::shared_ptr<ContextState> find_or_join(const ContextId& id,
                                                            const WorkerInfo& teller)
       STITCH_EXCLUDES(mutex_);
-  // Takes a context out, for good, whether it is known here or not. Null when it is not here.
+  // Takes a context out for good, known or unknown. Null for an unknown one.
   [[nodiscard]] std::shared_ptr<ContextState> remove(const ContextId& id) STITCH_EXCLUDES(mutex_);
-  // `teller`, which is not the home, will make no more calls under a context: later ones of it do
-  // not revive it here. Takes the context out if no other worker has told it.
+  // `teller`, which is not the home, makes no more calls under a context, and later messages of it
+  // do not revive the context. Takes the context out if `teller` was the last teller.
   [[nodiscard]] std::shared_ptr<ContextState> remove_told_by(const ContextId& id,
                                                              const WorkerInfo& teller)
       STITCH_EXCLUDES(mutex_);
@@ -58,10 +57,9 @@ class ContextTable {
       STITCH_EXCLUDES(mutex_);
   // The counter below which all of this worker's own contexts have ended.
   [[nodiscard]] std::uint64_t low_water() const STITCH_EXCLUDES(mutex_);
-  // The counter from which on all of them have ended, up to that of one that has.
+  // The first counter of the run of ended own contexts that includes `counter`.
   [[nodiscard]] std::uint64_t ended_from(std::uint64_t counter) const STITCH_EXCLUDES(mutex_);
-  // Takes out all contexts of a life of `home` that is over; none of its contexts will be accepted
-  // again.
+  // Takes out all contexts of a life of `home` that is over, and accepts no others of it.
   [[nodiscard]] std::vector<std::shared_ptr<ContextState>> remove_home(WorkerId home,
                                                                        std::uint64_t epoch)
       STITCH_EXCLUDES(mutex_);
@@ -96,8 +94,8 @@ class ContextTable {
   std::set<std::uint64_t> own_
       STITCH_GUARDED_BY(mutex_);  // counters of this worker's live contexts
   std::map<ContextId, std::shared_ptr<ContextState>> contexts_ STITCH_GUARDED_BY(mutex_);
-  // Counters of contexts of other workers that have ended: {home, who said so}. Of all but the home
-  // it counts for their own calls only.
+  // Counters of ended contexts of other workers, by {home, teller}. The word of a teller that is
+  // not the home counts for its own calls only.
   std::map<std::pair<Life, Life>, rref::IntervalSet> ended_ STITCH_GUARDED_BY(mutex_);
 };
 

@@ -21,21 +21,21 @@
 
 namespace stitch::dist_autograd {
 
-// What the root's worker decides about a pass. MARK and GRADIENTS carry it as flags, so that either
-// may open the pass on another worker. A plain value.
+// The settings of a pass, which the root's worker decides. MARK and GRADIENTS carry them as flags,
+// because either may open the pass on another worker. A plain value.
 struct PassSettings {
   RunFlags run;
   [[nodiscard]] std::uint8_t to_wire() const;
-  // Unknown flags are ignored, so that to_wire() differs from them.
+  // Ignores unknown flags, so that to_wire() differs from `flags`.
   [[nodiscard]] static PassSettings from_wire(std::uint8_t flags);
 };
 
 class Engine;
 
-// One backward pass on one worker: builds the plan, runs it on a strand, and does what the protocol
-// (pass_protocol.h) asks for: sends its messages, ends the pass. Owned by its context until the
-// pass ends here; messages, timers and the strand share it. Thread contract: any thread. No lock is
-// held while messages are sent, nodes run or the future completes.
+// One backward pass on one worker: builds the plan, runs it on a strand, and carries out the
+// effects of the protocol (pass_protocol.h): messages, and the end of the pass. Owned by its
+// context until the pass ends here; messages, timers and the strand share it. Thread contract: any
+// thread. No lock is held while messages are sent, nodes run or the future completes.
 class Pass final : public StrandOwner, public std::enable_shared_from_this<Pass> {
  public:
   using Settings = PassSettings;
@@ -47,21 +47,21 @@ class Pass final : public StrandOwner, public std::enable_shared_from_this<Pass>
   // and `inputs` (with Settings::run.only_inputs): on the root worker.
   void prepare(std::vector<Edge> roots = {}, LeafSet inputs = {});
   // On the root worker only, after prepare(): starts the pass with the checked gradients of the
-  // roots. `done` completes when the pass has ended on all workers, or with the first error once
-  // nothing of it runs here any more.
+  // roots. `done` completes when the pass has ended on all workers, or with the first error when no
+  // node of the pass runs here any more.
   void begin(std::vector<at::Tensor> gradients, Promise<void> done, rpc::Clock::time_point deadline)
       STITCH_EXCLUDES(mutex_);
-  // The same; besides, this thread runs the nodes that become ready, and reads messages while none
-  // is, until the pass has ended here, or another thread reads: the pass goes on then without it.
-  // REQUIRES: not while this thread handles a message.
+  // As begin(), and this thread runs ready nodes and reads messages, until the pass has ended here
+  // or another thread reads; the pass then goes on without this thread. REQUIRES: this thread
+  // handles no message.
   void begin_and_drive(std::vector<at::Tensor> gradients, Promise<void> done,
                        rpc::Clock::time_point deadline) STITCH_EXCLUDES(mutex_);
-  // Has the warnings of nodes that run here kept for the thread that waits for the pass. REQUIRES:
+  // Keeps the warnings of nodes that run here for the thread that waits for the pass. REQUIRES:
   // before begin().
   void collect_warnings() noexcept { collects_warnings_ = true; }
-  // Gives them to this thread's handler. REQUIRES: the future of the pass has completed.
+  // Gives the warnings to this thread's handler. REQUIRES: the future of the pass has completed.
   void replay_warnings() { warnings_.replay(); }
-  // Has begin_and_drive() look for work, or for the end of the pass. Any thread.
+  // Wakes the thread in begin_and_drive(): work has come, or the pass has ended. Any thread.
   void wake_driver() noexcept { driver_wanted_.set(); }
 
   // Messages. An invalid one ends the pass with an error; nothing is thrown.
@@ -79,9 +79,9 @@ class Pass final : public StrandOwner, public std::enable_shared_from_this<Pass>
     base::MutexLock lock(mutex_);
     return protocol_.may_mark();
   }
-  // Those it was opened with, as every MARK and GRADIENTS of it has them.
+  // The settings of the pass as flags, equal in all its MARKs and GRADIENTS.
   [[nodiscard]] std::uint8_t flags() const { return settings_.to_wire(); }
-  // Ends the pass if it cannot end without that worker; not if it was a former life of one.
+  // Ends the pass if it needs that life of a worker.
   void on_peer_lost(const WorkerInfo& peer, const Error& reason);
 
   // Ends the pass on all workers with this error, unless it has ended or failed already. Its
@@ -101,7 +101,7 @@ class Pass final : public StrandOwner, public std::enable_shared_from_this<Pass>
     int thread = 0;
   };
   [[nodiscard]] Progress progress() STITCH_EXCLUDES(mutex_);
-  // Whether `header` is that of its messages.
+  // Whether `header` is of this pass.
   [[nodiscard]] bool is(const wire::PassHeader& header) const noexcept {
     return id_ == header.pass && context_->id() == header.context;
   }
@@ -124,8 +124,8 @@ class Pass final : public StrandOwner, public std::enable_shared_from_this<Pass>
 
   // Runs `handle` with the plan built; what it throws ends the pass.
   void guard(const std::function<void()>& handle) STITCH_EXCLUDES(mutex_);
-  // Gives the protocol an event, a call of `event(PassProtocol&)`, performs its effects and returns
-  // them: all but `deliver` and `new_peer` are done.
+  // Gives the protocol an event, a call of `event(PassProtocol&)`, and carries out its effects, all
+  // but `deliver` and `new_peer`, which the caller finds in the result.
   template <class Event>
   PassEffects apply(Event event) STITCH_EXCLUDES(mutex_) {
     PassEffects effects;
@@ -137,16 +137,17 @@ class Pass final : public StrandOwner, public std::enable_shared_from_this<Pass>
     return effects;
   }
   void carry_out(PassEffects& effects) STITCH_EXCLUDES(mutex_);
-  // A message of `from` was the first: it or the root may have been lost before, and
+  // The first message of `from` has come: `from` or the root may have been lost before, when
   // on_peer_lost() came too early to end the pass.
   void check_new_peer(const WorkerInfo& from) STITCH_EXCLUDES(mutex_);
   void check_lost(const WorkerInfo& peer) STITCH_EXCLUDES(mutex_);
 
   void note(const WorkerInfo& life) STITCH_EXCLUDES(mutex_);
-  // Throws for one that does not exist.
+  // Throws for a worker that does not exist.
   void note_participants(const wire::Ack& ack) STITCH_EXCLUDES(mutex_);
   void close_older(const WorkerInfo& from, const wire::OlderPasses& older);
-  // Sends what the outbox has. `quiet_at`: the strand is going quiet, having taken so much.
+  // Sends the gradients in the outbox. `quiet_at`: the strand is going quiet, after so many
+  // deliveries and kills.
   void flush(std::optional<std::uint64_t> quiet_at = std::nullopt) STITCH_EXCLUDES(mutex_);
   void send_done() STITCH_EXCLUDES(mutex_);
   // DONE will not reach the root, so the pass must fail.
@@ -156,7 +157,7 @@ class Pass final : public StrandOwner, public std::enable_shared_from_this<Pass>
   [[nodiscard]] rpc::OutMessage message(std::uint16_t kind, const Parts&... parts) const;
   void send(WorkerId to, rpc::OutMessage message, bool carries_gradients = false)
       STITCH_EXCLUDES(mutex_);
-  // One of its messages with gradients has been written, or never will be.
+  // A message with gradients has been written, or never will be.
   void gradients_left() noexcept STITCH_EXCLUDES(mutex_);
   void run_at_settled() noexcept STITCH_EXCLUDES(mutex_);
   void finish(const std::optional<Error>& error) STITCH_EXCLUDES(mutex_);
@@ -164,8 +165,8 @@ class Pass final : public StrandOwner, public std::enable_shared_from_this<Pass>
   void complete() STITCH_EXCLUDES(mutex_);
   void expire() STITCH_EXCLUDES(mutex_);
   void stop_strand() noexcept STITCH_EXCLUDES(mutex_);
-  // Runs a slice of the strand: on the thread of its device; for the CPU, on this thread if that
-  // has collected work of the pass to do.
+  // Runs a slice of the strand on the thread of its device; a slice of the CPU runs on this thread
+  // if that collects work of the pass.
   void execute(c10::Device device, base::UniqueFunction<void()> slice);
   [[nodiscard]] Error found_here(const Error& error) const noexcept;
 

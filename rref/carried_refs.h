@@ -21,17 +21,18 @@ namespace stitch::rpc {
 class IncomingCall;
 }
 
-// References inside messages: the tables behind what their sections say (carried_sections.h).
+// References inside messages, between their sections (carried_sections.h) and the lifetime tables.
 namespace stitch::rref {
 
-// The references of a message that is being written. Pinned when the message is about to leave (G1,
-// case "send"); unpinned if it certainly never does. Not thread-safe; destroyed on any thread.
+// The references of a message that is being written. They are pinned when the message is about to
+// leave (G1, case "send"), and unpinned when it certainly never leaves. Owned by its message. Not
+// thread-safe; destroyed on any thread.
 class OutgoingRefs final : public rpc::Attachment {
  public:
   ~OutgoingRefs() override;
   [[nodiscard]] static void* operator new(std::size_t bytes) { return base::take_recycled(bytes); }
   static void operator delete(void* at, std::size_t bytes) noexcept { base::recycle(at, bytes); }
-  // The index that stands for `handle` in the body; one per object, however often it is written.
+  // The index of `handle` in the body: one per object, for all its copies.
   std::uint32_t add(const HandlePtr& handle);
   void create(const CreateRequest& request) { create_ = request; }
   void target(const HandlePtr& handle, TargetUse use) { target_ = TargetRequest{add(handle), use}; }
@@ -59,7 +60,7 @@ class OutgoingRefs final : public rpc::Attachment {
 };
 
 // The references of a message that is being processed: each keeps its object alive until the answer
-// leaves or the message is destroyed. Thread contract: as InMessage.
+// leaves or the message is destroyed. Owned by its message. Thread contract: as InMessage.
 class IncomingRefs final : public rpc::Attachment {
  public:
   // Reads the sections. Null if the message has none. Throws Error(protocol), having changed
@@ -85,14 +86,14 @@ class IncomingRefs final : public rpc::Attachment {
   // Limits the time of the creation. Called before it starts.
   void limit_creation(const std::shared_ptr<rpc::IncomingCall>& call);
   void end_limit() noexcept;
-  // Whether the caller is the first to know an outcome of the creation, and stores it before the
-  // answer leaves: so the creator and the owner agree on one.
+  // True for the first outcome of the creation, which the caller stores before the answer leaves,
+  // so that the creator and the owner agree.
   [[nodiscard]] bool claim_outcome() noexcept { return !claimed_.exchange(true); }
   // The object to be created is the result of `function`, a registered name. Called before the
   // creation.
   void set_creating(std::string_view function) { creating_ = function; }
-  // Keeps the object that the request is about alive as long as the message exists: the answer may
-  // leave while the function still runs. Called before the function is run.
+  // Keeps the target of the request alive as long as the message, because the answer may leave
+  // while the function still runs. Called before the function runs.
   void keep(std::shared_ptr<void> object) { object_ = std::move(object); }
   [[nodiscard]] const std::shared_ptr<void>& object() const noexcept { return object_; }
 

@@ -8,8 +8,8 @@
 
 namespace stitch::rref {
 
-// Gives turns one after the other, in the order in which they were asked for, without a thread that
-// waits. Thread contract: any thread; no lock is held while a turn is started.
+// Turns at one object, one after the other, in the order of wait(); no thread waits. Owned with the
+// object. Thread contract: any thread; no lock is held while a turn is started.
 class TurnQueue {
  public:
   using Start = base::UniqueFunction<void()>;
@@ -28,8 +28,8 @@ class TurnQueue {
   }
 
  private:
-  // A turn may end, and others be asked for, inside start(): the outermost call starts them all, so
-  // that a long queue needs no deep stack.
+  // Inside start(), a turn may end and other turns may be queued: the outermost call starts them
+  // all, so a long queue needs no deep stack.
   void start_next() STITCH_REQUIRES(mutex_) {
     if (starting_) return;
     starting_ = true;

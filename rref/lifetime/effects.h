@@ -11,14 +11,13 @@
 
 namespace stitch::rref {
 
-// Called once when the creation of an object has ended: with the object, which lives at least as
-// long as the copy it keeps, or with the error of the creation. User code may run in it: no lock is
-// held.
+// A callback of the end of a creation, called once with the object or with the error. User code may
+// run in it: no lock is held.
 using Waiter = base::UniqueFunction<void(const std::shared_ptr<void>& object,
                                          const std::optional<Error>& failure)>;
 
-// What an event of the lifetime protocol leaves to be done once the lock is released, because
-// waiters and destructors are user code and sending calls the transport.
+// The actions of an event of the lifetime protocol for after the lock: waiters and destructors are
+// user code, and sending calls the transport.
 struct Effects {
   struct Run {
     Waiter waiter;
@@ -28,12 +27,12 @@ struct Effects {
   };
   std::vector<std::shared_ptr<void>> destroy;  // unreferenced objects: release them
   std::vector<Run> run;                        // waiters to call
-  bool flush = false;           // ledgers have something to say: send their frames soon
+  bool flush = false;           // ledgers have unsent operations: send their frames soon
   bool kept = false;            // a borrow outlives its message: call register_kept() later
   std::optional<Error> broken;  // the peer broke the protocol: close its connection with this error
 };
 
-// What an event of one table asks for. Lifetime queues the operations in the ledgers, under the
+// The effects of an event of one table. Lifetime queues the operations in the ledgers, under the
 // lock that ordered them, and returns the rest to its caller.
 struct TableEffects : Effects {
   struct Op {

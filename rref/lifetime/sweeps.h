@@ -8,23 +8,25 @@
 
 namespace stitch::rref {
 
-// The lives of workers that are over, and what an owner has done about those that may have held its
-// objects. A life is swept when every other worker that may have borrowed from it has said clean:
-// it has registered, with this owner, all that it borrowed there. Sweeps that run at the same time
-// end together, since a worker that is over may have borrowed from another one, and need not answer
-// (PROTOCOL.md). Pure state, no I/O, not thread-safe: the owner of this locks.
+// The lives that are over, and the sweeps of an owner: a departed holder may have forwarded its
+// references, so the owner keeps their objects until all receivers have registered. A life is swept
+// when every other worker has answered CLEAN: it has registered all references that it borrowed
+// from that life. Sweeps that run at the same time end together, since a life that is over may have
+// borrowed from another one and does not answer (PROTOCOL.md). Pure state of a Lifetime, which
+// locks it. Not thread-safe.
 class Sweeps {
  public:
-  // That life is over. False if this was known.
+  // A life is over. False when this was known.
   bool add(const WorkerLife& over) { return over_.try_emplace(over).second; }
   // Whether that life is over.
   [[nodiscard]] bool over(const WorkerLife& life) const { return over_.contains(life); }
 
-  // `by` waits until `over` is swept. True if it is. REQUIRES: `over` is over, or will be.
+  // `by` waits until the life `over` is swept. True when it is. REQUIRES: `over` is over, or will
+  // be.
   bool want(const WorkerLife& over, const WorkerLife& by);
   // Whether some worker waits for that life.
   [[nodiscard]] bool wanted(const WorkerLife& life) const { return wanted_.contains(life); }
-  // `by` waits for nothing any more.
+  // `by` waits for no life any more.
   void forget(const WorkerLife& by);
   // Whether a later life of that worker is over.
   [[nodiscard]] bool later_over(const WorkerLife& life) const;
@@ -37,10 +39,11 @@ class Sweeps {
     WorkerLife to;
     WorkerLife over;
   };
-  // Starts the sweep of every life that is over and has not been swept. Asks all of `live` but
-  // those that are over.
+  // Starts the sweep of every life that is over and not swept. Returns the questions to all workers
+  // of `live` whose lives are not over.
   [[nodiscard]] std::vector<Question> start(const std::vector<WorkerLife>& live);
-  // A worker has joined: it is asked, too, since it may have met those that are over.
+  // A worker has joined, and is asked, too: it may have received references from lives that are
+  // over.
   [[nodiscard]] std::vector<Question> joined(const WorkerLife& life);
   // The answer of `by` to a question.
   void clean(const WorkerLife& over, const WorkerLife& by);
@@ -49,7 +52,7 @@ class Sweeps {
     WorkerLife over;
     std::set<WorkerLife> wanted_by;
   };
-  // What the sweeps that have ended by now have swept: all that run, or none.
+  // The lives whose sweeps have ended: those of all running sweeps, or none.
   [[nodiscard]] std::vector<Swept> finish();
 
   // Lives that are over, in the order of their ids.
@@ -59,12 +62,12 @@ class Sweeps {
   enum class State { waiting, running, swept };
   struct Life {
     State state = State::waiting;
-    std::set<WorkerLife> asked;  // and have not answered
+    std::set<WorkerLife> asked;  // without an answer so far
   };
   [[nodiscard]] bool answered(const Life& life) const;
 
   std::map<WorkerLife, Life> over_;
-  std::map<WorkerLife, std::set<WorkerLife>> wanted_;  // by life that is over
+  std::map<WorkerLife, std::set<WorkerLife>> wanted_;  // waiting workers, by life that is over
 };
 
 }  // namespace stitch::rref
