@@ -82,51 +82,6 @@ void check_count(const char* what, std::size_t count, std::size_t most) {
                    std::to_string(device.index);
 }
 
-// Throws unless a table of `count` entries lies in the frame.
-void check_table(const char* name, std::uint64_t table, std::uint32_t count, std::size_t most,
-                 std::size_t entry_bytes, std::uint64_t total) {
-  if (count <= most && table >= FrameBuilder::kHeaderBytes &&
-      !outside(table, std::uint64_t{count} * entry_bytes, total))
-    return;
-  malformed(name, "of " + std::to_string(count) + " entries at offset " + std::to_string(table) +
-                      " has too many or does not lie in the frame of " + std::to_string(total) +
-                      " bytes");
-}
-
-// Throws for buffer `i`, which lies in the frame, unless it may lie there, behind `last_end`.
-void check_inside(std::uint32_t i, Device device, std::uint32_t offset, std::uint64_t bytes,
-                  std::uint64_t total, std::uint64_t last_end) {
-  if (device != Device{}) {
-    malformed(name_entry("buffer", i),
-              "lies in the frame but is said to be on " + name_device(device));
-  }
-  if (offset < FrameBuilder::kHeaderBytes || outside(offset, bytes, total))
-    out_of_frame(name_entry("buffer", i), offset, bytes, total);
-  if (offset % base::Bytes::kAlignment != 0) {
-    malformed(name_entry("buffer", i), "at offset " + std::to_string(offset) +
-                                           " is not aligned to " +
-                                           std::to_string(base::Bytes::kAlignment));
-  }
-  // Readers copy such buffers: overlapping ones could take many times the memory of the frame.
-  if (offset < last_end) {
-    malformed(name_entry("buffer", i), "at offset " + std::to_string(offset) +
-                                           " overlaps the one before it, which ends at " +
-                                           std::to_string(last_end));
-  }
-}
-
-// Throws for buffer `i`, which has come beside the frame, unless it is as announced.
-void check_beside(std::uint32_t i, Device device, std::uint64_t bytes, const Buffer& arrived) {
-  if (arrived.bytes != bytes) {
-    malformed(name_entry("buffer", i), "was announced with " + std::to_string(bytes) + " bytes, " +
-                                           std::to_string(arrived.bytes) + " came");
-  }
-  if (arrived.device != device) {
-    malformed(name_entry("buffer", i), "was announced on " + name_device(device) + " and came on " +
-                                           name_device(arrived.device));
-  }
-}
-
 }  // namespace
 
 FrameBuilder::FrameBuilder(std::uint16_t kind) : kind_(kind) { frame_.resize(kHeaderBytes); }
@@ -249,96 +204,138 @@ std::optional<FrameNumbers> numbers_of(const base::Bytes& frame) noexcept {
       {get<std::uint64_t>(at + kAtReceived), get<std::uint64_t>(at + kAtReceived + 8)}};
 }
 
-FrameView::FrameView(const Message& message) {
-  const std::byte* frame = message.frame.data();
-  const std::uint64_t total = message.frame.size();
-  if (total < FrameBuilder::kHeaderBytes) {
-    malformed("size", std::to_string(total) + " is below the header's " +
-                          std::to_string(FrameBuilder::kHeaderBytes) + " bytes");
-  }
-  if (std::memcmp(frame, kMagic.data(), kMagic.size()) != 0) malformed("magic", "is not \"STCH\"");
-  if (const auto version = get<std::uint16_t>(frame + kAtVersion); version != kVersion) {
-    malformed("version",
-              std::to_string(version) + " is not the " + std::to_string(kVersion) + " spoken here");
-  }
-  kind_ = get<std::uint16_t>(frame + kAtKind);
-  if (const auto announced = std::uint64_t{get<std::uint32_t>(frame + kAtTotalBytes)};
-      announced != total) {
-    malformed("total size", std::to_string(announced) + " differs from the " +
-                                std::to_string(total) + " bytes that arrived");
-  }
-  const auto body_offset = std::uint64_t{get<std::uint32_t>(frame + kAtBodyOffset)};
-  const auto body_bytes = std::uint64_t{get<std::uint32_t>(frame + kAtBodyBytes)};
-  if (body_offset < FrameBuilder::kHeaderBytes || outside(body_offset, body_bytes, total)) {
-    out_of_frame("body", body_offset, body_bytes, total);
-  }
-  body_ = message.frame.span().subspan(body_offset, body_bytes);
+namespace {
 
-  read_sections(message);
-  read_buffers(message);
+using FrameBytes = std::span<const std::byte>;
+
+// The entries of a table; none for an empty table.
+[[nodiscard]] const std::byte* entries_of(FrameBytes frame, const char* table,
+                                          std::size_t at_offset, std::uint32_t count,
+                                          std::size_t max_count, std::size_t entry_bytes) {
+  if (count == 0) return nullptr;
+  const auto offset = std::uint64_t{get<std::uint32_t>(frame.data() + at_offset)};
+  if (count > max_count || offset < FrameBuilder::kHeaderBytes ||
+      outside(offset, std::uint64_t{count} * entry_bytes, frame.size())) {
+    malformed(table, "of " + std::to_string(count) + " entries at offset " +
+                         std::to_string(offset) + " has too many or does not lie in the frame of " +
+                         std::to_string(frame.size()) + " bytes");
+  }
+  return frame.data() + offset;
 }
 
-void FrameView::read_sections(const Message& message) {
-  const std::byte* frame = message.frame.data();
-  const std::uint64_t total = message.frame.size();
-  const auto table = std::uint64_t{get<std::uint32_t>(frame + kAtSectionTable)};
-  const auto count = get<std::uint32_t>(frame + kAtSectionCount);
-  if (count == 0) return;
-  check_table("section table", table, count, kMaxSections, kSectionEntryBytes, total);
-  sections_.reserve(count);
-  const std::byte* at = frame + table;
+[[nodiscard]] std::vector<FrameView::Section> read_sections(FrameBytes frame) {
+  const auto count = get<std::uint32_t>(frame.data() + kAtSectionCount);
+  const std::byte* at = entries_of(frame, "section table", kAtSectionTable, count,
+                                   FrameView::kMaxSections, kSectionEntryBytes);
+  std::vector<FrameView::Section> sections;
+  sections.reserve(count);
   for (std::uint32_t i = 0; i < count; ++i, at += kSectionEntryBytes) {
     const auto offset = get<std::uint32_t>(at + 4);
     const auto bytes = get<std::uint32_t>(at + 8);
-    if (offset < FrameBuilder::kHeaderBytes || outside(offset, bytes, total))
-      out_of_frame(name_entry("section", i), offset, bytes, total);
-    sections_.push_back(
-        Section{get<std::uint16_t>(at), message.frame.span().subspan(offset, bytes)});
+    if (offset < FrameBuilder::kHeaderBytes || outside(offset, bytes, frame.size()))
+      out_of_frame(name_entry("section", i), offset, bytes, frame.size());
+    sections.push_back({get<std::uint16_t>(at), frame.subspan(offset, bytes)});
   }
+  return sections;
 }
 
-void FrameView::read_buffers(const Message& message) {
-  const std::byte* frame = message.frame.data();
-  const std::uint64_t total = message.frame.size();
-  const auto table = std::uint64_t{get<std::uint32_t>(frame + kAtBufferTable)};
-  const auto count = get<std::uint32_t>(frame + kAtBufferCount);
-  if (count > 0) {
-    check_table("buffer table", table, count, kMaxBuffers, kBufferEntryBytes, total);
-    buffers_.reserve(count);
+[[noreturn]] void bad_buffer(std::uint32_t index, const std::string& problem) {
+  malformed(name_entry("buffer", index), problem);
+}
+
+// `last_end`: of the buffer before it in the frame, then of this buffer. Readers copy buffers in
+// the frame: overlapping buffers could take many times the memory of the frame.
+[[nodiscard]] FrameView::BufferView read_in_frame(FrameBytes frame, std::uint32_t index,
+                                                  Device device, std::uint32_t offset,
+                                                  std::uint64_t bytes, std::uint64_t& last_end) {
+  if (device != Device{})
+    bad_buffer(index, "lies in the frame but is said to be on " + name_device(device));
+  if (offset < FrameBuilder::kHeaderBytes || outside(offset, bytes, frame.size()))
+    out_of_frame(name_entry("buffer", index), offset, bytes, frame.size());
+  if (offset % base::Bytes::kAlignment != 0) {
+    bad_buffer(index, "at offset " + std::to_string(offset) + " is not aligned to " +
+                          std::to_string(base::Bytes::kAlignment));
   }
-  const std::byte* at = count > 0 ? frame + table : frame;
+  if (offset < last_end) {
+    bad_buffer(index, "at offset " + std::to_string(offset) +
+                          " overlaps the one before it, which ends at " + std::to_string(last_end));
+  }
+  last_end = offset + bytes;
+  // The view returns plain Buffers; readers copy those inside the frame before they write.
+  void* data = const_cast<std::byte*>(frame.data() + offset);
+  return {Buffer{device, data, static_cast<std::size_t>(bytes), nullptr}, true};
+}
+
+[[nodiscard]] std::vector<FrameView::BufferView> read_buffers(const Message& message) {
+  const FrameBytes frame = message.frame.span();
+  const auto count = get<std::uint32_t>(frame.data() + kAtBufferCount);
+  const std::byte* at =
+      entries_of(frame, "buffer table", kAtBufferTable, count, kMaxBuffers, kBufferEntryBytes);
+  std::vector<FrameView::BufferView> buffers;
+  buffers.reserve(count);
+  const std::size_t came = message.buffers.size();
   std::size_t beside = 0;
-  std::uint64_t last_end = 0;  // of the buffers in the frame so far
+  std::uint64_t last_end = 0;
   for (std::uint32_t i = 0; i < count; ++i, at += kBufferEntryBytes) {
     const auto type = get<std::uint8_t>(at);
     if (type > static_cast<std::uint8_t>(DeviceType::cuda)) {
-      malformed(name_entry("buffer", i),
-                "names device type " + std::to_string(type) + ", known are 0 (cpu) and 1 (cuda)");
+      bad_buffer(i,
+                 "names device type " + std::to_string(type) + ", known are 0 (cpu) and 1 (cuda)");
     }
     const Device device{static_cast<DeviceType>(type), get<std::uint8_t>(at + 1)};
     const auto offset = get<std::uint32_t>(at + 4);
     const auto bytes = get<std::uint64_t>(at + 8);
-    if (offset == 0) {
-      if (beside >= message.buffers.size()) {
-        malformed(name_entry("buffer", i), "should have come beside the frame, but only " +
-                                               std::to_string(message.buffers.size()) + " did");
-      }
-      const Buffer& arrived = message.buffers[beside++];
-      check_beside(i, device, bytes, arrived);
-      buffers_.push_back(BufferView{arrived, false});
+    if (offset != 0) {
+      buffers.push_back(read_in_frame(frame, i, device, offset, bytes, last_end));
       continue;
     }
-    check_inside(i, device, offset, bytes, total, last_end);
-    last_end = offset + bytes;
-    // The view returns plain Buffers; readers copy those inside the frame before they write.
-    void* data = const_cast<std::byte*>(frame + offset);
-    buffers_.push_back(
-        BufferView{Buffer{device, data, static_cast<std::size_t>(bytes), nullptr}, true});
+    if (beside >= came) {
+      bad_buffer(i, "should have come beside the frame, but only " + std::to_string(came) + " did");
+    }
+    const Buffer& arrived = message.buffers[beside++];
+    if (arrived.bytes != bytes) {
+      bad_buffer(i, "was announced with " + std::to_string(bytes) + " bytes, " +
+                        std::to_string(arrived.bytes) + " came");
+    }
+    if (arrived.device != device) {
+      bad_buffer(i, "was announced on " + name_device(device) + " and came on " +
+                        name_device(arrived.device));
+    }
+    buffers.push_back({arrived, false});
   }
-  if (beside != message.buffers.size()) {
-    malformed("buffer count", std::to_string(beside) + " beside the frame differs from the " +
-                                  std::to_string(message.buffers.size()) + " that came");
+  if (beside == came) return buffers;
+  malformed("buffer count", std::to_string(beside) + " beside the frame differs from the " +
+                                std::to_string(came) + " that came");
+}
+
+}  // namespace
+
+FrameView::FrameView(const Message& message) {
+  const FrameBytes frame = message.frame.span();
+  const std::uint64_t total = frame.size();
+  if (total < FrameBuilder::kHeaderBytes) {
+    malformed("size", std::to_string(total) + " is below the header's " +
+                          std::to_string(FrameBuilder::kHeaderBytes) + " bytes");
   }
+  const std::byte* const at = frame.data();
+  if (std::memcmp(at, kMagic.data(), kMagic.size()) != 0) malformed("magic", "is not \"STCH\"");
+  if (const auto version = get<std::uint16_t>(at + kAtVersion); version != kVersion) {
+    malformed("version",
+              std::to_string(version) + " is not the " + std::to_string(kVersion) + " spoken here");
+  }
+  kind_ = get<std::uint16_t>(at + kAtKind);
+  if (const auto announced = std::uint64_t{get<std::uint32_t>(at + kAtTotalBytes)};
+      announced != total) {
+    malformed("total size", std::to_string(announced) + " differs from the " +
+                                std::to_string(total) + " bytes that arrived");
+  }
+  const auto offset = std::uint64_t{get<std::uint32_t>(at + kAtBodyOffset)};
+  const auto bytes = std::uint64_t{get<std::uint32_t>(at + kAtBodyBytes)};
+  if (offset < FrameBuilder::kHeaderBytes || outside(offset, bytes, total))
+    out_of_frame("body", offset, bytes, total);
+  body_ = frame.subspan(offset, bytes);
+  sections_ = read_sections(frame);
+  buffers_ = read_buffers(message);
 }
 
 const FrameView::Section* FrameView::section(std::uint16_t kind) const noexcept {

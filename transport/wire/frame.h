@@ -139,8 +139,6 @@ class FrameView {
   [[nodiscard]] const std::vector<BufferView>& buffers() const noexcept { return buffers_; }
 
  private:
-  void read_sections(const Message& message);
-  void read_buffers(const Message& message);
 
   std::uint16_t kind_ = 0;
   std::span<const std::byte> body_;
