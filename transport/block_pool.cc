@@ -50,8 +50,8 @@ BlockPool::BlockPool(std::size_t max_kept_bytes, base::UniqueFunction<void()> tr
     : max_kept_bytes_(max_kept_bytes), max_bytes_(max_bytes), trim_later_(std::move(trim_later)) {}
 
 BlockPool::~BlockPool() {
-  for (const auto& [bytes, blocks] : kept_) {
-    for (const KeptBlock& each : blocks) to_system(each.block);
+  for (const auto& [bytes, blocks] : unused_) {
+    for (const UnusedBlock& each : blocks) to_system(each.block);
   }
 }
 
@@ -98,8 +98,8 @@ Buffer BlockPool::allocate(Device device, std::size_t bytes) {
   std::vector<Block> dropped;
   {
     base::MutexLock lock(mutex_);
-    const auto found = kept_.find(size);
-    if (found != kept_.end() && !found->second.empty()) {
+    const auto found = unused_.find(size);
+    if (found != unused_.end() && !found->second.empty()) {
       block = found->second.back().block;
       found->second.pop_back();
       statistics_.kept_bytes -= size;
@@ -136,8 +136,8 @@ std::vector<BlockPool::Block> BlockPool::use(std::size_t bytes) {
   most_used_ = std::max(most_used_, statistics_.used_bytes);
   std::vector<Block> dropped;
   while (statistics_.kept_bytes > 0 && full(0)) {
-    std::deque<KeptBlock>* oldest = nullptr;
-    for (auto& [size, blocks] : kept_) {
+    std::deque<UnusedBlock>* oldest = nullptr;
+    for (auto& [size, blocks] : unused_) {
       if (blocks.empty()) continue;
       if (oldest == nullptr || blocks.front().since < oldest->front().since) oldest = &blocks;
     }
@@ -156,7 +156,7 @@ void BlockPool::give_back(const Block& block) noexcept {
     statistics_.used_bytes -= block.bytes;
     keep = statistics_.kept_bytes + block.bytes <= max_kept_bytes_ && !full(block.bytes);
     if (keep) {
-      kept_[block.bytes].push_back({block, Clock::now()});
+      unused_[block.bytes].push_back({block, Clock::now()});
       first = std::exchange(statistics_.kept_bytes, statistics_.kept_bytes + block.bytes) == 0;
     }
   }
@@ -170,7 +170,7 @@ bool BlockPool::trim(Clock::time_point since) {
   {
     base::MutexLock lock(mutex_);
     most_used_before_ = std::exchange(most_used_, statistics_.used_bytes);
-    for (auto& [bytes, blocks] : kept_) {
+    for (auto& [bytes, blocks] : unused_) {
       while (!blocks.empty() && blocks.front().since < since) {
         dropped.push_back(blocks.front().block);
         blocks.pop_front();

@@ -60,7 +60,7 @@ class BlockPool : public std::enable_shared_from_this<BlockPool> {
     std::size_t bytes = 0;
     bool mapped = false;
   };
-  struct KeptBlock {
+  struct UnusedBlock {
     Block block;
     Clock::time_point since;
   };
@@ -78,7 +78,7 @@ class BlockPool : public std::enable_shared_from_this<BlockPool> {
   base::UniqueFunction<void()> trim_later_;
   std::atomic<std::size_t> mapped_small_{0};  // blocks below a huge page
   mutable base::Mutex mutex_;
-  std::map<std::size_t, std::deque<KeptBlock>> kept_
+  std::map<std::size_t, std::deque<UnusedBlock>> unused_
       STITCH_GUARDED_BY(mutex_);                         // by size; the last was used last
   std::size_t most_used_ STITCH_GUARDED_BY(mutex_) = 0;  // bytes, since the last trim()
   std::size_t most_used_before_ STITCH_GUARDED_BY(mutex_) = 0;

@@ -54,7 +54,7 @@ static bool run_requests(Choices choices) {
     StoreRequest request;
     if (!accepts([&] { request = transport::decode_store_request(message_of(frame)); }))
       return false;
-    for (const auto& [to, reply] : service.perform(client, request)) {
+    for (const auto& [to, reply] : service.serve(client, request)) {
       require(to < 4, "a reply to an unknown client");
       const transport::Message sent = encode(reply);
       require(run_reply(sent.frame.span()) || !sent.buffers.empty(), "a reply of a server");

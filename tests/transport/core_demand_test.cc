@@ -25,7 +25,7 @@ class CoreDemands : public ::testing::Test {
   }
   // At the next time that it looks.
   bool wanted_next() {
-    now += CoreDemand::kLookInterval;
+    now += CoreDemand::kProbeInterval;
     return demand.wanted(now);
   }
   // To a thread that computes.
@@ -69,13 +69,13 @@ TEST_F(CoreDemands, LooksOnceAMillisecondUntilTheCoresAreFree) {
   EXPECT_EQ(looks, 3);
   now += microseconds(2'500);
   seen = false;
-  EXPECT_TRUE(demand.wanted(now + CoreDemand::kLookInterval / 4));
+  EXPECT_TRUE(demand.wanted(now + CoreDemand::kProbeInterval / 4));
   EXPECT_FALSE(wanted_next());
   // As if nothing had been.
   seen = true;
   lose_core();
   EXPECT_TRUE(demand.wanted(now + CoreDemand::kMinBlock - microseconds(1)));
-  EXPECT_FALSE(demand.wanted(now + CoreDemand::kMinBlock + CoreDemand::kLookInterval));
+  EXPECT_FALSE(demand.wanted(now + CoreDemand::kMinBlock + CoreDemand::kProbeInterval));
 }
 
 TEST_F(CoreDemands, CoresAreWantedForLongerWhileLossesFollowEachOther) {
@@ -88,10 +88,10 @@ TEST_F(CoreDemands, CoresAreWantedForLongerWhileLossesFollowEachOther) {
       while (demand.wanted(now)) now += microseconds(100);
       EXPECT_GE(now - begin, longest) << i;
       longest = now - begin;
-      if (i == 0) EXPECT_LE(longest, CoreDemand::kMinBlock + CoreDemand::kLookInterval);
+      if (i == 0) EXPECT_LE(longest, CoreDemand::kMinBlock + CoreDemand::kProbeInterval);
     }
     EXPECT_GE(longest, CoreDemand::kMaxBlock);
-    EXPECT_LE(longest, CoreDemand::kMaxBlock + CoreDemand::kLookInterval);
+    EXPECT_LE(longest, CoreDemand::kMaxBlock + CoreDemand::kProbeInterval);
     now += 2 * CoreDemand::kMaxBlock;  // of calm
   }
 }

@@ -16,7 +16,7 @@ namespace {
 
 using Clock = Faults::Clock;
 
-// How long a message that is to be overtaken is held back.
+// The delay of a message that others are to overtake.
 constexpr std::chrono::milliseconds kReorderTime{10};
 constexpr std::size_t kLargeBytes = std::size_t{32} << 10;  // from here on others may overtake
 
@@ -36,10 +36,10 @@ Message copy_of(const Message& message) {
   return copy;
 }
 
-// A connection whose messages meet with faults on the way to the one behind it. What is held back
-// keeps its order, in one queue for small messages and one for large ones, and one thread at a time
-// passes it on. Held by its owner and by the callbacks of the one behind it. Thread contract: as
-// Connection; no lock is held while the one behind it is called.
+// A connection whose messages meet with faults on the way to the inner connection. Delayed messages
+// keep their order, in one queue for small messages and one for large ones, and one thread at a
+// time passes them on. Owned by the endpoint's user and by the callbacks of the inner connection.
+// Thread contract: as Connection; no lock is held while the inner connection is called.
 class FaultyConnection final : public Connection,
                                public std::enable_shared_from_this<FaultyConnection> {
  public:
@@ -92,7 +92,7 @@ class FaultyConnection final : public Connection,
     {
       base::MutexLock lock(mutex_);
       if (!ended_) {
-        hold({std::move(message), std::move(done), fate});
+        delay({std::move(message), std::move(done), fate});
         message = {};
         done = nullptr;
       }
@@ -138,7 +138,7 @@ class FaultyConnection final : public Connection,
   }
 
  private:
-  struct Held {
+  struct Delayed {
     Message message;
     SendDone done;
     std::optional<Fate> fate{};  // once it is judged
@@ -146,7 +146,7 @@ class FaultyConnection final : public Connection,
     Clock::time_point due{};
   };
   struct Lane {
-    std::deque<Held> waiting;
+    std::deque<Delayed> waiting;
     Clock::time_point last_due{};
   };
 
@@ -180,26 +180,26 @@ class FaultyConnection final : public Connection,
     });
   }
 
-  void hold(Held held) STITCH_REQUIRES(mutex_) {
+  void delay(Delayed delayed) STITCH_REQUIRES(mutex_) {
     const auto& plan = faults_->plan();
-    held.number = ++sent_;
-    const bool large = bytes_of(held.message) > kLargeBytes;
+    delayed.number = ++sent_;
+    const bool large = bytes_of(delayed.message) > kLargeBytes;
     auto wait = plan.delay_from;
     const auto spread = static_cast<double>((plan.delay_to - plan.delay_from).count());
     wait += std::chrono::nanoseconds(
-        static_cast<std::int64_t>(spread * dice_.roll(held.number, kDelay)));
-    if (large && dice_.roll(held.number, kReorder) < plan.reorder) wait += kReorderTime;
+        static_cast<std::int64_t>(spread * dice_.roll(delayed.number, kDelay)));
+    if (large && dice_.roll(delayed.number, kReorder) < plan.reorder) wait += kReorderTime;
     Lane& lane = lanes_[large ? 1 : 0];
     // Only `reorder` lets small messages overtake; otherwise a large one holds up what follows.
     const auto last =
         plan.reorder > 0 ? lane.last_due : std::max(lanes_[0].last_due, lanes_[1].last_due);
-    held.due = std::max(last, Clock::now() + wait);
-    lane.last_due = held.due;
-    lane.waiting.push_back(std::move(held));
+    delayed.due = std::max(last, Clock::now() + wait);
+    lane.last_due = delayed.due;
+    lane.waiting.push_back(std::move(delayed));
   }
 
   // The message that may go now; none: `next` is when one may, max() for not before an event.
-  [[nodiscard]] std::optional<Held> take(Clock::time_point& next) STITCH_REQUIRES(mutex_) {
+  [[nodiscard]] std::optional<Delayed> take(Clock::time_point& next) STITCH_REQUIRES(mutex_) {
     next = Clock::time_point::max();
     if (!open_ || ended_) return std::nullopt;
     const auto now = Clock::now();
@@ -207,7 +207,7 @@ class FaultyConnection final : public Connection,
     Lane* first = nullptr;
     for (Lane& lane : lanes_) {
       if (lane.waiting.empty()) continue;
-      const Held& front = lane.waiting.front();
+      const Delayed& front = lane.waiting.front();
       const bool earlier =
           first == nullptr || front.due < first->waiting.front().due ||
           (front.due == first->waiting.front().due && front.number < first->waiting.front().number);
@@ -216,22 +216,22 @@ class FaultyConnection final : public Connection,
     if (first == nullptr) return std::nullopt;
     next = std::max(first->waiting.front().due, deliverable);
     if (next > now) return std::nullopt;
-    Held held = std::move(first->waiting.front());
+    Delayed delayed = std::move(first->waiting.front());
     first->waiting.pop_front();
-    return held;
+    return delayed;
   }
 
   // Passes on what is due, unless another thread does, and has the rest passed on when it is.
   void pass_on() STITCH_EXCLUDES(mutex_) {
     for (;;) {
-      std::optional<Held> held;
+      std::optional<Delayed> delayed;
       std::shared_ptr<Connection> behind;
       {
         base::MutexLock lock(mutex_);
         if (passing_) return;
         Clock::time_point next;
-        held = take(next);
-        if (!held) {
+        delayed = take(next);
+        if (!delayed) {
           if (next != Clock::time_point::max() && next != timer_) {
             timer_ = next;
             faults_->thread().post_at(next, [weak = weak_from_this()] {
@@ -248,53 +248,55 @@ class FaultyConnection final : public Connection,
             base::MutexLock lock(connection->mutex_);
             connection->passing_ = false;
           });
-      deliver(behind, std::move(*held));
+      deliver(behind, std::move(*delayed));
     }
   }
 
-  void deliver(const std::shared_ptr<Connection>& behind, Held held) {
-    if (Faults::judges_expected() && !pass_judge(behind, held)) return;
+  void deliver(const std::shared_ptr<Connection>& behind, Delayed delayed) {
+    if (Faults::judges_expected() && !pass_judge(behind, delayed)) return;
     const auto& plan = faults_->plan();
-    if (cuts_ && dice_.roll(held.number, kDrop) < plan.drop) {
-      held.message = {};
-      if (held.done) {
-        held.done(Error(ErrorCode::disconnected,
-                        "connection " + describe() + " was cut on purpose (fault drop)"));
+    if (cuts_ && dice_.roll(delayed.number, kDrop) < plan.drop) {
+      delayed.message = {};
+      if (delayed.done) {
+        delayed.done(Error(ErrorCode::disconnected,
+                           "connection " + describe() + " was cut on purpose (fault drop)"));
       }
       cut("drop");
       return;
     }
-    if (cuts_ && dice_.roll(held.number, kDuplicate) < plan.duplicate) {
-      behind->send(std::move(held.message), [done = std::move(held.done), weak = weak_from_this()](
-                                                const std::optional<Error>& error) mutable {
-        if (done) done(error);
-        if (const auto self = weak.lock()) self->cut("duplicate");
-      });
+    if (cuts_ && dice_.roll(delayed.number, kDuplicate) < plan.duplicate) {
+      behind->send(std::move(delayed.message),
+                   [done = std::move(delayed.done),
+                    weak = weak_from_this()](const std::optional<Error>& error) mutable {
+                     if (done) done(error);
+                     if (const auto self = weak.lock()) self->cut("duplicate");
+                   });
       return;
     }
-    behind->send(std::move(held.message), std::move(held.done));
+    behind->send(std::move(delayed.message), std::move(delayed.done));
   }
 
   // False: the judge has decided otherwise, and the message has met its fate.
-  [[nodiscard]] bool pass_judge(const std::shared_ptr<Connection>& behind, Held& held) {
-    const Fate fate = held.fate ? *held.fate : Faults::judge(faults_->id(), peer_.id, held.message);
+  [[nodiscard]] bool pass_judge(const std::shared_ptr<Connection>& behind, Delayed& delayed) {
+    const Fate fate =
+        delayed.fate ? *delayed.fate : Faults::judge(faults_->id(), peer_.id, delayed.message);
     if (fate.fail) {
       const Error why(ErrorCode::disconnected,
                       "connection " + describe() + " was broken by an injected fault");
-      if (held.done) held.done(why);
+      if (delayed.done) delayed.done(why);
       close(why);
       return false;
     }
     for (int i = 1; i < fate.copies && !fate.drop; ++i)
-      behind->send(copy_of(held.message), nullptr);
+      behind->send(copy_of(delayed.message), nullptr);
     if (!fate.drop && fate.delay.count() == 0) return true;
     if (!fate.drop) {
       faults_->thread().post_at(Clock::now() + fate.delay,
-                                [behind, late = copy_of(held.message)]() mutable {
+                                [behind, late = copy_of(delayed.message)]() mutable {
                                   behind->send(std::move(late), nullptr);
                                 });
     }
-    if (held.done) held.done(std::nullopt);
+    if (delayed.done) delayed.done(std::nullopt);
     return false;
   }
 
@@ -314,9 +316,9 @@ class FaultyConnection final : public Connection,
       behind = std::move(inner_);
     }
     for (Lane& lane : left) {
-      for (Held& held : lane.waiting) {
-        held.message = {};
-        if (held.done) held.done(reason);
+      for (Delayed& delayed : lane.waiting) {
+        delayed.message = {};
+        if (delayed.done) delayed.done(reason);
       }
     }
   }

@@ -26,7 +26,7 @@ void check_less(std::size_t count, std::size_t limit, const char* what) {
 
 }  // namespace
 
-std::vector<StoreService::Reply> StoreService::perform(Client client, const StoreRequest& request) {
+std::vector<StoreService::Reply> StoreService::serve(Client client, const StoreRequest& request) {
   std::vector<Reply> replies;
   const auto& key = request.key;
   switch (request.operation) {

@@ -28,7 +28,7 @@ class StoreService {
 
   // Performs the request of a client. Returns the replies that are due now, also those of other
   // clients that waited for it.
-  [[nodiscard]] std::vector<Reply> perform(Client client, const StoreRequest& request);
+  [[nodiscard]] std::vector<Reply> serve(Client client, const StoreRequest& request);
   // The client has gone: its claims and waits end.
   void forget(Client client);
 

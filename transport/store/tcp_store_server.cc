@@ -96,7 +96,7 @@ class TcpStoreServer::Impl {
       const base::MutexLock lock(mutex_);
       const auto number = numbers_.find(connection.get());
       if (number == numbers_.end()) return;
-      for (auto& [client, reply] : service_.perform(number->second, request)) {
+      for (auto& [client, reply] : service_.serve(number->second, request)) {
         const auto found = clients_.find(client);
         if (found != clients_.end()) due.emplace_back(found->second, std::move(reply));
       }

@@ -18,7 +18,7 @@ namespace stitch::transport {
 namespace {
 
 // "0.42 0.13 0.04 3/123 4567": 3 threads run or could, the caller's included.
-std::optional<bool> look_at_this_machine() noexcept {
+std::optional<bool> probe_this_machine() noexcept {
   static const long cores = sysconf(_SC_NPROCESSORS_ONLN);
   cpu_set_t allowed;
   if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0 || CPU_COUNT(&allowed) < cores)
@@ -38,16 +38,16 @@ std::optional<bool> look_at_this_machine() noexcept {
 }  // namespace
 
 CoreDemand& CoreDemand::of_this_process() {
-  static CoreDemand demand(&look_at_this_machine);
+  static CoreDemand demand(&probe_this_machine);
   return demand;
 }
 
-void CoreDemand::measure(Clock::time_point now, bool lost) noexcept {
+void CoreDemand::update(Clock::time_point now, bool lost) noexcept {
   const std::uint64_t process = std::uint64_t{base::fork_count()} + 1;
-  std::uint64_t looking = looking_.load();
-  if (looking == process || !looking_.compare_exchange_strong(looking, process)) return;
-  next_look_.store((now + kLookInterval).time_since_epoch().count(), std::memory_order_relaxed);
-  const bool may_be = look_().value_or(true);
+  std::uint64_t prober = prober_.load();
+  if (prober == process || !prober_.compare_exchange_strong(prober, process)) return;
+  next_probe_.store((now + kProbeInterval).time_since_epoch().count(), std::memory_order_relaxed);
+  const bool may_be = probe_().value_or(true);
   if (!may_be) {
     block_ = kMinBlock;
     blocked_until_ = last_loss_ = {};
@@ -61,7 +61,7 @@ void CoreDemand::measure(Clock::time_point now, bool lost) noexcept {
     }
   }
   wanted_.store(now < blocked_until_, std::memory_order_relaxed);
-  looking_.store(0);
+  prober_.store(0);
 }
 
 }  // namespace stitch::transport

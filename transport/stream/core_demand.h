@@ -14,38 +14,39 @@ namespace stitch::transport {
 // waits for a whole slice of the scheduler, milliseconds; a thread that blocks has its share left
 // and runs as soon as it is woken, ahead of threads that compute.
 //
-// A thread that polls and lost its core for a millisecond, twice within 10 ms, lost it to another
-// one that computes: the cores count as wanted for 4 ms, and for twice as long after each loss that
-// follows at once, up to 400 ms. Meanwhile a thread that waits looks once a millisecond at the
-// count of runnable threads (/proc/loadavg), which says nothing under an affinity mask or a cpuset.
+// A thread that polls and lost its core for a millisecond, twice within 10 ms, lost it to a
+// thread that computes: the cores count as wanted for 4 ms, and for twice as long after each loss
+// that follows at once, up to 400 ms. Meanwhile a thread that waits reads the count of runnable
+// threads (/proc/loadavg) once a millisecond; under an affinity mask or a cpuset the count says
+// nothing.
 //
 // Thread contract: any thread; lock-free.
 class CoreDemand {
  public:
   using Clock = std::chrono::steady_clock;
-  // Whether others could use all the cores now; nothing when that is not known.
-  using Look = std::optional<bool> (*)() noexcept;
+  // Whether runnable threads could use all the cores now; nothing where the system does not tell.
+  using Probe = std::optional<bool> (*)() noexcept;
 
-  explicit CoreDemand(Look look) noexcept : look_(look) {}
-  // The one that looks at this machine.
+  explicit CoreDemand(Probe probe) noexcept : probe_(probe) {}
+  // The demand on this machine.
   [[nodiscard]] static CoreDemand& of_this_process();
 
-  // Time between two looks.
-  static constexpr std::chrono::milliseconds kLookInterval{1};
+  // Time between two probes.
+  static constexpr std::chrono::milliseconds kProbeInterval{1};
   // A thread that did not run for longer, although it wanted to, has lost its core to a thread that
   // computes: threads that wait give it back within less, slices of the scheduler are longer.
   static constexpr std::chrono::microseconds kLoss{1000};
-  // A loss that no other follows within this was one to a passing thread.
+  // A loss without another loss within this time was a loss to a passing thread.
   static constexpr std::chrono::milliseconds kPassing{10};
-  // For how long cores count as wanted after a loss.
+  // Cores count as wanted for so long after a loss.
   static constexpr std::chrono::milliseconds kMinBlock{4};
   static constexpr std::chrono::milliseconds kMaxBlock{400};
 
-  // Whether a thread that waits is to block. May look.
+  // Whether a thread that waits is to block. May ask for the demand.
   [[nodiscard]] bool wanted(Clock::time_point now) noexcept {
     if (were_wanted() &&
-        now.time_since_epoch().count() >= next_look_.load(std::memory_order_relaxed)) [[unlikely]]
-      measure(now, false);
+        now.time_since_epoch().count() >= next_probe_.load(std::memory_order_relaxed)) [[unlikely]]
+      update(now, false);
     return were_wanted();
   }
   // The result of the last wanted().
@@ -53,17 +54,17 @@ class CoreDemand {
     return wanted_.load(std::memory_order_relaxed);
   }
   // The calling thread polled, and lost its core until `now`.
-  void lost_core(Clock::time_point now) noexcept { measure(now, true); }
+  void lost_core(Clock::time_point now) noexcept { update(now, true); }
 
  private:
   using Ticks = Clock::duration::rep;
-  void measure(Clock::time_point now, bool lost) noexcept;
+  void update(Clock::time_point now, bool lost) noexcept;
 
-  const Look look_;
+  const Probe probe_;
   std::atomic<bool> wanted_{false};
-  std::atomic<Ticks> next_look_{0};
-  // The process, by its number of forks, in which a thread looks; a child has no such thread.
-  std::atomic<std::uint64_t> looking_{0};
+  std::atomic<Ticks> next_probe_{0};
+  // The process, by its number of forks, in which a thread updates the state; a child has none.
+  std::atomic<std::uint64_t> prober_{0};
   // Of that thread.
   Clock::duration block_{kMinBlock};
   Clock::time_point blocked_until_{};

@@ -62,7 +62,7 @@ class Link {
   virtual void wake() {}
   // Reading is suspended, or resumed: sleep() ignores what arrives meanwhile. For links that are
   // cheap; the descriptors of the others are not watched then.
-  virtual void hold(bool held) {}
+  virtual void suspend_reading(bool suspended) {}
   // Ends the stream both ways; what was written can still be read by the peer.
   virtual void close() noexcept = 0;
 };

@@ -14,8 +14,8 @@ constexpr std::size_t kMaxBytes = std::size_t{1} << 56;
 bool ReceiveBudget::take(Id id, std::size_t bytes, base::UniqueFunction<void()> granted) {
   base::MutexLock lock(mutex_);
   bytes = std::min(bytes, kMaxBytes);
-  if (!waiting_.empty() || !fits(bytes)) {
-    waiting_.push_back({id, ++waits_, bytes, std::move(granted)});
+  if (!waiters_.empty() || !fits(bytes)) {
+    waiters_.push_back({id, ++waits_, bytes, std::move(granted)});
     return false;
   }
   taken_.emplace(id, bytes);
@@ -25,27 +25,27 @@ bool ReceiveBudget::take(Id id, std::size_t bytes, base::UniqueFunction<void()> 
 
 std::uint64_t ReceiveBudget::wait_of(Id id) const {
   base::MutexLock lock(mutex_);
-  const auto found = std::find_if(waiting_.begin(), waiting_.end(),
-                                  [id](const WaitingRead& each) { return each.id == id; });
-  return found == waiting_.end() ? 0 : found->number;
+  const auto found = std::find_if(waiters_.begin(), waiters_.end(),
+                                  [id](const Waiter& each) { return each.id == id; });
+  return found == waiters_.end() ? 0 : found->number;
 }
 
 bool ReceiveBudget::insist(Id id, std::uint64_t wait) {
   base::UniqueFunction<void()> granted;
   {
     base::MutexLock lock(mutex_);
-    if (waiting_.empty()) return true;
-    const auto is_this = [id, wait](const WaitingRead& each) {
+    if (waiters_.empty()) return true;
+    const auto is_this = [id, wait](const Waiter& each) {
       return each.id == id && each.number == wait;
     };
-    if (!is_this(waiting_.front())) {
-      return std::none_of(waiting_.begin(), waiting_.end(), is_this);
+    if (!is_this(waiters_.front())) {
+      return std::none_of(waiters_.begin(), waiters_.end(), is_this);
     }
-    WaitingRead& first = waiting_.front();
+    Waiter& first = waiters_.front();
     taken_.emplace(id, first.bytes);
     used_ += first.bytes;
     granted = std::move(first.granted);
-    waiting_.pop_front();
+    waiters_.pop_front();
   }
   granted();
   return true;
@@ -59,18 +59,17 @@ void ReceiveBudget::give_back(Id id) {
       used_ -= found->second;
       taken_.erase(found);
     } else {
-      const auto waiting_entry =
-          std::find_if(waiting_.begin(), waiting_.end(),
-                       [id](const WaitingRead& each) { return each.id == id; });
-      if (waiting_entry == waiting_.end()) return;
-      waiting_.erase(waiting_entry);
+      const auto waiting_entry = std::find_if(waiters_.begin(), waiters_.end(),
+                                              [id](const Waiter& each) { return each.id == id; });
+      if (waiting_entry == waiters_.end()) return;
+      waiters_.erase(waiting_entry);
     }
-    while (!waiting_.empty() && fits(waiting_.front().bytes)) {
-      WaitingRead& first = waiting_.front();
+    while (!waiters_.empty() && fits(waiters_.front().bytes)) {
+      Waiter& first = waiters_.front();
       taken_.emplace(first.id, first.bytes);
       granted.push_back(std::move(first.granted));
       used_ += first.bytes;
-      waiting_.pop_front();
+      waiters_.pop_front();
     }
   }
   for (auto& each : granted) each();

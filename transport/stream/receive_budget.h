@@ -35,7 +35,7 @@ class ReceiveBudget {
   [[nodiscard]] std::size_t used() const STITCH_EXCLUDES(mutex_);
 
  private:
-  struct WaitingRead {
+  struct Waiter {
     Id id;
     std::uint64_t number;
     std::size_t bytes;
@@ -50,7 +50,7 @@ class ReceiveBudget {
   std::size_t used_ STITCH_GUARDED_BY(mutex_) = 0;
   std::uint64_t waits_ STITCH_GUARDED_BY(mutex_) = 0;  // so far: the number of the latest
   std::unordered_map<Id, std::size_t> taken_ STITCH_GUARDED_BY(mutex_);
-  std::deque<WaitingRead> waiting_ STITCH_GUARDED_BY(mutex_);
+  std::deque<Waiter> waiters_ STITCH_GUARDED_BY(mutex_);
 };
 
 }  // namespace stitch::transport

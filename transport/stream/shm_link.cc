@@ -232,7 +232,7 @@ class ShmLink final : public Link {
   bool sleep() override {
     awake_.store(false);
     in_->reader_sleeps.store(1, std::memory_order_seq_cst);
-    if ((readable() > 0 && !held_) || corrupt_.load() != nullptr) return false;
+    if ((readable() > 0 && !suspended_) || corrupt_.load() != nullptr) return false;
     return !wants_room_.load() || wait_for_room();
   }
 
@@ -243,7 +243,7 @@ class ShmLink final : public Link {
       out_->writer_waits.store(0, std::memory_order_relaxed);
   }
 
-  void hold(bool held) override { held_ = held; }
+  void suspend_reading(bool suspended) override { suspended_ = suspended; }
 
   void trim() noexcept override {
     if (!socket_) return;  // as in write()
@@ -315,7 +315,7 @@ class ShmLink final : public Link {
   std::uint64_t released_at_ = 0;          // when pages were last given back
   int quiet_calls_ = 0;
   bool gone_ = false;                          // the thread that polls only
-  bool held_ = false;                          // likewise
+  bool suspended_ = false;                     // likewise
   std::atomic<const char*> corrupt_{nullptr};  // what is wrong with the ring
   std::atomic<bool> awake_{false};
   std::atomic<bool> wants_room_{false};  // the connection waits for room; cleared by the next write

@@ -205,7 +205,7 @@ void StreamConnection::watch_reading() {
   if (unwatched_.load(std::memory_order_relaxed) == unwatched) return;
   unwatched_.store(unwatched, std::memory_order_relaxed);
   if (cheap_) {
-    link_to_read_->hold(unwatched);
+    link_to_read_->suspend_reading(unwatched);
   } else {
     poller_->pause(source_id_, unwatched);
   }
@@ -268,13 +268,13 @@ void StreamConnection::shut() {
 
 // The thread that polls drops the link, once: nothing is read or written any more.
 void StreamConnection::end(const Error& error) noexcept {
-  StreamSender::Effects effects;
-  if (!sender_.end(reason().value_or(error), effects)) return;
+  StreamSender::Completions completions;
+  if (!sender_.end(reason().value_or(error), completions)) return;
   poller_->remove(source_id_);
   link_to_read_ = nullptr;
   budget_->give_back(source_id_);
   reader_.clear();
-  sender_.complete(effects);
+  sender_.complete(completions);
   ended(error);
 }
 

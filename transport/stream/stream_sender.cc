@@ -81,22 +81,22 @@ void StreamSender::send(QueuedSend queued) {
 
 // A message that cannot be sealed ends the connection: no later one is sent either.
 template <class Write>
-void StreamSender::locked(Effects& effects, Write&& write) {
+void StreamSender::locked(Completions& completions, Write&& write) {
   const Unlock unlock(write_mutex_);
   try {
     write();
   } catch (...) {
-    effects.problem = std::current_exception();
+    completions.problem = std::current_exception();
   }
 }
 
 // False when another thread writes.
 bool StreamSender::write_now(QueuedSend& queued) {
   if (!write_mutex_.try_lock()) return false;
-  Effects effects;
-  locked(effects, [&]() STITCH_REQUIRES(write_mutex_) { write_locked(queued, effects); });
-  const auto problem = std::exchange(effects.problem, nullptr);
-  apply(effects);
+  Completions completions;
+  locked(completions, [&]() STITCH_REQUIRES(write_mutex_) { write_locked(queued, completions); });
+  const auto problem = std::exchange(completions.problem, nullptr);
+  apply(completions);
   if (problem) {
     const Error error = owner_.sending_failed(problem);
     queued.message = {};
@@ -107,39 +107,39 @@ bool StreamSender::write_now(QueuedSend& queued) {
   return true;
 }
 
-void StreamSender::write_locked(QueuedSend& queued, Effects& effects) {
+void StreamSender::write_locked(QueuedSend& queued, Completions& completions) {
   const bool first = writer_.empty();
   take_intake();
   if (state_ == State::ended) {
     writer_.queue(std::move(queued));
-    abandon(effects);
+    abandon(completions);
   } else if (state_ == State::waiting || (link_->gathers() && should_gather())) {
     writer_.queue(std::move(queued));
     pending_.store(true);
     if (state_ == State::waiting) return;
-    effects.poll_soon = first && !poller_.on_this_thread();
-    if (first && !effects.poll_soon) poller_.poll_after_delivery(owner_.poll_source());
+    completions.poll_soon = first && !poller_.on_this_thread();
+    if (first && !completions.poll_soon) poller_.poll_after_delivery(owner_.poll_source());
   } else if (writer_.write(queued, *link_)) {
-    effects.written = &queued;
-    if (sealed_ && link_->holds_output()) flush_locked(effects);
+    completions.written = &queued;
+    if (sealed_ && link_->holds_output()) flush_locked(completions);
   } else {
-    flush_locked(effects);
+    flush_locked(completions);
   }
 }
 
-void StreamSender::apply(Effects& effects) {
+void StreamSender::apply(Completions& completions) {
   // A source that is visited in each round needs no request when this thread does the rounds.
-  if (effects.poll_soon && !(cheap_ && poller_.on_this_thread())) poller_.poll_soon(source_id_);
-  if (QueuedSend* const written = std::exchange(effects.written, nullptr)) {
+  if (completions.poll_soon && !(cheap_ && poller_.on_this_thread())) poller_.poll_soon(source_id_);
+  if (QueuedSend* const written = std::exchange(completions.written, nullptr)) {
     written->message = {};
     if (written->done) written->done(std::nullopt);
     written->done = nullptr;
   }
-  for (QueuedSend& each : effects.finished) {
+  for (QueuedSend& each : completions.finished) {
     each.message = {};
-    if (each.done) each.done(effects.error);
+    if (each.done) each.done(completions.error);
   }
-  if (effects.problem) static_cast<void>(owner_.sending_failed(effects.problem));
+  if (completions.problem) static_cast<void>(owner_.sending_failed(completions.problem));
 }
 
 // Moves the intake to the writer: what was sent before is written before.
@@ -156,9 +156,9 @@ void StreamSender::take_intake() {
 }
 
 // Of a connection that has ended.
-void StreamSender::abandon(Effects& effects) {
-  effects.error = why_;
-  for (QueuedSend& each : writer_.take_all()) effects.finished.push_back(std::move(each));
+void StreamSender::abandon(Completions& completions) {
+  completions.error = why_;
+  for (QueuedSend& each : writer_.take_all()) completions.finished.push_back(std::move(each));
   pending_.store(false);
 }
 
@@ -168,17 +168,17 @@ void StreamSender::abandon(Effects& effects) {
 void StreamSender::write_intake() {
   std::atomic_thread_fence(std::memory_order_seq_cst);
   for (int turn = 0; intake_filled_.load() && write_mutex_.try_lock(); ++turn) {
-    Effects effects;
-    locked(effects, [&]() STITCH_REQUIRES(write_mutex_) {
+    Completions completions;
+    locked(completions, [&]() STITCH_REQUIRES(write_mutex_) {
       take_intake();
       if (state_ == State::running && turn >= kMaxIntakeTurns) {
-        effects.poll_soon = true;  // this thread has written for others long enough
+        completions.poll_soon = true;  // this thread has written for others long enough
       } else {
-        flush_or_abandon(effects);
+        flush_or_abandon(completions);
       }
     });
-    const bool failed = effects.problem != nullptr;
-    apply(effects);
+    const bool failed = completions.problem != nullptr;
+    apply(completions);
     if (failed) return;  // the rest is completed when the connection has ended
     std::atomic_thread_fence(std::memory_order_seq_cst);
   }
@@ -194,7 +194,7 @@ bool StreamSender::should_gather() {
   return false;
 }
 
-void StreamSender::flush_locked(Effects& effects) {
+void StreamSender::flush_locked(Completions& completions) {
   std::size_t bytes = 0;
   bool full = false;
   bool moved = false;
@@ -205,24 +205,24 @@ void StreamSender::flush_locked(Effects& effects) {
       take_intake();
       continue;
     }
-    const auto flushed = writer_.flush(*link_, effects.finished, 1);
+    const auto flushed = writer_.flush(*link_, completions.finished, 1);
     bytes += flushed.bytes;
     full = flushed.full;
     take_intake();
   }
-  effects.moved = moved || bytes > 0;
+  completions.moved = moved || bytes > 0;
   const bool pending = unsent();
   const bool blocked = pending && full;
   pending_.store(pending);
   in_bulk_.store(pending && !blocked && bytes >= kFlushBytes, std::memory_order_relaxed);
   if (blocked_.exchange(blocked) != blocked && link_->gathers())
     poller_.watch_room(source_id_, blocked);
-  effects.poll_soon = pending && !blocked;
+  completions.poll_soon = pending && !blocked;
 }
 
-void StreamSender::flush_or_abandon(Effects& effects) {
-  if (state_ == State::running) flush_locked(effects);
-  if (state_ == State::ended) abandon(effects);
+void StreamSender::flush_or_abandon(Completions& completions) {
+  if (state_ == State::running) flush_locked(completions);
+  if (state_ == State::ended) abandon(completions);
 }
 
 void StreamSender::trim() noexcept {
@@ -240,30 +240,30 @@ bool StreamSender::flush() {
     if (!cheap_) poller_.poll_soon(source_id_);
     return false;
   }
-  Effects effects;
-  locked(effects, [&]() STITCH_REQUIRES(write_mutex_) {
+  Completions completions;
+  locked(completions, [&]() STITCH_REQUIRES(write_mutex_) {
     take_intake();
-    flush_or_abandon(effects);
+    flush_or_abandon(completions);
   });
-  apply(effects);
-  if (!effects.problem) write_intake();
-  return effects.moved;
+  apply(completions);
+  if (!completions.problem) write_intake();
+  return completions.moved;
 }
 
-bool StreamSender::end(const Error& why, Effects& effects) {
+bool StreamSender::end(const Error& why, Completions& completions) {
   base::MutexLock lock(write_mutex_);
   if (state_ == State::ended) return false;
   state_ = State::ended;
   why_ = why;
-  effects.link = std::move(link_);
+  completions.link = std::move(link_);
   take_intake();
-  abandon(effects);
+  abandon(completions);
   return true;
 }
 
-void StreamSender::complete(Effects& effects) {
-  effects.link.reset();
-  apply(effects);
+void StreamSender::complete(Completions& completions) {
+  completions.link.reset();
+  apply(completions);
   write_intake();
 }
 

@@ -78,7 +78,7 @@ class StreamSender {
   [[nodiscard]] bool in_bulk() const noexcept { return in_bulk_.load(std::memory_order_relaxed); }
 
   // What is to be done after write_mutex_ has been released.
-  struct Effects {
+  struct Completions {
     RecordWriter::Finished finished;
     std::optional<Error> error;  // for `finished`: nothing when they have been sent
     bool poll_soon = false;
@@ -87,26 +87,27 @@ class StreamSender {
     std::exception_ptr problem;     // which ends the connection
     std::unique_ptr<Link> link;     // end(): to be destroyed
   };
-  // Ends sending. False when it has ended before. The caller passes `effects` to complete() then.
-  [[nodiscard]] bool end(const Error& why, Effects& effects) STITCH_EXCLUDES(write_mutex_);
-  void complete(Effects& effects) STITCH_EXCLUDES(write_mutex_, intake_mutex_);
+  // Ends sending. False when it has ended before. The caller passes `completions` to complete()
+  // then.
+  [[nodiscard]] bool end(const Error& why, Completions& completions) STITCH_EXCLUDES(write_mutex_);
+  void complete(Completions& completions) STITCH_EXCLUDES(write_mutex_, intake_mutex_);
 
  private:
   enum class State : std::uint8_t { waiting, running, ended };
 
-  // Runs `write`, and unlocks; what it throws is the effects' problem.
+  // Runs `write`, and unlocks; what it throws is the completions' problem.
   template <class Write>
-  void locked(Effects& effects, Write&& write) STITCH_RELEASE(write_mutex_);
+  void locked(Completions& completions, Write&& write) STITCH_RELEASE(write_mutex_);
   [[nodiscard]] bool write_now(QueuedSend& queued) STITCH_EXCLUDES(write_mutex_);
-  void write_locked(QueuedSend& queued, Effects& effects) STITCH_REQUIRES(write_mutex_);
+  void write_locked(QueuedSend& queued, Completions& completions) STITCH_REQUIRES(write_mutex_);
   [[nodiscard]] bool should_gather() STITCH_REQUIRES(write_mutex_);
-  void flush_or_abandon(Effects& effects) STITCH_REQUIRES(write_mutex_);
-  void flush_locked(Effects& effects) STITCH_REQUIRES(write_mutex_);
+  void flush_or_abandon(Completions& completions) STITCH_REQUIRES(write_mutex_);
+  void flush_locked(Completions& completions) STITCH_REQUIRES(write_mutex_);
   [[nodiscard]] bool unsent() const STITCH_REQUIRES(write_mutex_);
   void take_intake() STITCH_REQUIRES(write_mutex_) STITCH_EXCLUDES(intake_mutex_);
-  void abandon(Effects& effects) STITCH_REQUIRES(write_mutex_);
+  void abandon(Completions& completions) STITCH_REQUIRES(write_mutex_);
   void write_intake() STITCH_EXCLUDES(write_mutex_, intake_mutex_);
-  void apply(Effects& effects) STITCH_EXCLUDES(write_mutex_);
+  void apply(Completions& completions) STITCH_EXCLUDES(write_mutex_);
 
   Owner& owner_;
   Poller& poller_;
