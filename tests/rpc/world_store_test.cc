@@ -90,12 +90,16 @@ class WorldFile : public ::testing::Test {
   // The worker that keeps a world there; empty if none does.
   [[nodiscard]] std::string keeper() const {
     if (!fs::exists(path_)) return {};
-    const auto claims = keys_of(stitch::transport::make_file_store(path_))
-                            ->claims(world_key::kKeeper, 1, Store::Timeout(0));
+    const auto claims =
+        keys_of(stitch::transport::make_file_store(path_))->claims(world_key::kKeeper, 1, 1s);
     return claims.empty() ? "" : claims.begin()->second;
   }
+  // The keeper's look has ended: the record is the last that it writes.
   [[nodiscard]] bool is_kept() const {
-    return eventually([&] { return keeper().ends_with(" of a"); });
+    return eventually([&] {
+      return keeper().ends_with(" of a") &&
+             keys_of(stitch::transport::make_file_store(path_))->try_get(world_key::kWorld);
+    });
   }
 
   const TemporaryFolder temporary_;
