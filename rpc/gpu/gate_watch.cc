@@ -15,7 +15,6 @@
 #include "stitch/base/mutex.h"
 #include "stitch/rpc/future/current_streams.h"
 #include "stitch/transport/gpu/gpu_libraries.h"
-#include "stitch/transport/gpu/own_thread.h"
 
 namespace stitch::rpc {
 

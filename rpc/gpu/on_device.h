@@ -7,7 +7,6 @@
 #include "stitch/base/error.h"
 #include "stitch/rpc/gpu/device_gate.h"
 #include "stitch/transport/gpu/gpu_libraries.h"
-#include "stitch/transport/gpu/relaxed_capture.h"
 
 namespace stitch::rpc {
 

@@ -45,8 +45,6 @@ static void read_again(FrameKind kind, Bytes bytes) {
       return check_again(decode<CommBreakFrame>(bytes), bytes);
     case FrameKind::forget:
       return check_again(decode<ForgetFrame>(bytes), bytes);
-    case FrameKind::decline:
-      return check_again(decode<DeclineFrame>(bytes), bytes);
   }
   fail("a kind of frame of transfers that does not exist was accepted");
 }
@@ -76,7 +74,6 @@ static Seeds seeds() {
   add("finished", FinishedFrame{7, pair, 1, "no memory"});
   add("cancel", CancelFrame{7, 3, "cancelled"});
   add("forget", ForgetFrame{7});
-  add("decline", DeclineFrame{7});
   add("comm-open", CommOpenFrame{pair, 22807, 1 << 20, {}});
   add("comm-ready", CommReadyFrame{pair});
   add("comm-break", CommBreakFrame{pair, 1, "it failed"});

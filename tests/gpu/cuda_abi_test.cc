@@ -3,7 +3,6 @@
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
-#include "stitch/transport/gpu/api_symbols.h"
 #include "stitch/transport/gpu/cuda_api.h"
 #include "tests/gpu/called_alike.h"
 

@@ -17,7 +17,6 @@
 
 #include "stitch/rpc/gpu/device_bridge.h"
 #include "stitch/transport/gpu/gpu_libraries.h"
-#include "stitch/transport/gpu/relaxed_capture.h"
 #include "tests/gpu/device_on_cpu.h"
 
 // Signatures of virtual functions differ between versions of libtorch: both are there.

@@ -8,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "stitch/transport/gpu/api_symbols.h"
 #include "tests/gpu/double/fake_gpu.h"
 
 namespace stitch::transport::gpu::gpu_libraries_test {

@@ -77,12 +77,12 @@ TEST(LaneLocks, WaitForWhatIsLaunchedAndSayHowLong) {
   // A kernel in front of the destination's receive, which its lane's stream waits for.
   world.gpu.inject(1, "group_end", nccl::kSuccess);  // nothing is launched at the destination
   const auto transfer = world.start(0, 0, 1, 1, 5000, 'a');
-  ASSERT_TRUE(eventually([&] { return world.lanes(0)->lane(0).launched() == 1; }));
+  ASSERT_TRUE(eventually([&] { return world.lanes(0)->lane(0).order().launched() == 1; }));
   const Error error = error_of([&] { LaneLock(world.lanes(0), 0, 20ms); });
   EXPECT_EQ(error.code(), ErrorCode::timeout);
   EXPECT_EQ(std::string(error.what()),
             "device 0 still runs transfers by NCCL after 20 ms; it is not locked");
-  EXPECT_FALSE(world.lanes(0)->lane(0).held());
+  EXPECT_FALSE(world.lanes(0)->lane(0).order().held());
   world.shut_down(0, 0ms);
 }
 
@@ -171,23 +171,23 @@ TEST(LaneLocks, WithoutThemCollectivesAndTransfersDo) {
 // In one look: a second one may find that it is not held any more, and take that for a broken pair.
 TEST(LaneLocks, WhatAHeldDeviceDoesNotTakeIsToldApartFromWhatItHasNoPairFor) {
   TransfersWorld world({});
-  Lane& lane = world.lanes(0)->lane(0);
+  LaunchOrder& order = world.lanes(0)->lane(0).order();
   constexpr TransferOrder::Pair kSource = 1000;
   constexpr TransferOrder::Pair kDestination = 1001;
   const auto launch_nothing = [](std::uint64_t) { return Lane::Watch(); };
-  lane.add_pair(kSource, TransferOrder::End::source, 7, launch_nothing);
-  lane.add_pair(kDestination, TransferOrder::End::destination, 8, launch_nothing);
-  ASSERT_TRUE(lane.hold(std::chrono::steady_clock::now() + 20s));
-  EXPECT_TRUE(lane.announce(kSource, 1).held);
-  EXPECT_TRUE(lane.accept(kDestination, 1, 1).held);
-  EXPECT_FALSE(lane.announce(kSource, 1).clock || lane.accept(kDestination, 1, 1).clock);
-  lane.release();
-  EXPECT_FALSE(lane.announce(kSource + 2, 1).held || lane.announce(kSource + 2, 1).clock);
-  EXPECT_FALSE(lane.accept(kSource + 2, 1, 1).held || lane.accept(kSource + 2, 1, 1).clock);
-  EXPECT_TRUE(lane.announce(kSource, 1).clock);
-  EXPECT_TRUE(lane.accept(kDestination, 1, 1).clock);
-  (void)lane.drop_pair(kSource);
-  (void)lane.drop_pair(kDestination);
+  order.add_pair(kSource, TransferOrder::End::source, 7, launch_nothing);
+  order.add_pair(kDestination, TransferOrder::End::destination, 8, launch_nothing);
+  ASSERT_TRUE(order.acquire(std::chrono::steady_clock::now() + 20s));
+  EXPECT_TRUE(order.announce(kSource, 1).held);
+  EXPECT_TRUE(order.accept(kDestination, 1, 1).held);
+  EXPECT_FALSE(order.announce(kSource, 1).clock || order.accept(kDestination, 1, 1).clock);
+  order.release();
+  EXPECT_FALSE(order.announce(kSource + 2, 1).held || order.announce(kSource + 2, 1).clock);
+  EXPECT_FALSE(order.accept(kSource + 2, 1, 1).held || order.accept(kSource + 2, 1, 1).clock);
+  EXPECT_TRUE(order.announce(kSource, 1).clock);
+  EXPECT_TRUE(order.accept(kDestination, 1, 1).clock);
+  (void)order.drop_pair(kSource);
+  (void)order.drop_pair(kDestination);
 }
 
 }  // namespace

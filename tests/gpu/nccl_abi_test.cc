@@ -5,7 +5,6 @@
 
 #include <cstddef>
 
-#include "stitch/transport/gpu/api_symbols.h"
 #include "stitch/transport/gpu/nccl_api.h"
 #include "tests/gpu/called_alike.h"
 

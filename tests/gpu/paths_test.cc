@@ -99,7 +99,6 @@ TEST(TransferFrames, AreTheBytesOfThePage) {
                                    3, 0, 0, 0, 4, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0,
                                    6, 0, 0, 0, 0, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0}));
   EXPECT_EQ(bytes_of(encode(RetryFrame{9})), (std::vector<unsigned>{4, 9, 0, 0, 0, 0, 0, 0, 0}));
-  EXPECT_EQ(bytes_of(encode(DeclineFrame{9})), (std::vector<unsigned>{13, 9, 0, 0, 0, 0, 0, 0, 0}));
   EXPECT_EQ(bytes_of(encode(GrantFrame{9, 2})),
             (std::vector<unsigned>{5, 9, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0}));
   EXPECT_EQ(bytes_of(encode(CancelFrame{9, 5, "no"})),

@@ -1,6 +1,6 @@
 // All functions of the tables, so that the loader finds them; they do nothing. Those that the tests
 // ask are defined in pretend_library.cc and win over these.
-#include "stitch/transport/gpu/api_symbols.h"
+#include "stitch/transport/gpu/nccl_api.h"
 
 #define STITCH_PRETEND(member, symbol) \
   extern "C" __attribute__((weak, visibility("default"))) int symbol() { return 0; }

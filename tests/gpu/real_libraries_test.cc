@@ -5,9 +5,7 @@
 
 #include <string>
 
-#include "stitch/transport/gpu/api_symbols.h"
 #include "stitch/transport/gpu/gpu_libraries.h"
-#include "stitch/transport/gpu/loaded_library.h"
 
 namespace stitch::transport::gpu::test::real_libraries_test {
 namespace {

@@ -79,7 +79,7 @@ TEST(Beside, MemoryMayBeReturnedToItsStreamWhenTheLanesHaveEnded) {
 
 TEST(Beside, StreamsOfLanesThatHaveEndedAreUsedAgain) {
   FakeGpu world;
-  const auto streams = std::make_shared<KeptStreams>();
+  const auto streams = std::make_shared<StreamPool>();
   const auto use = [](Lanes& lanes) {
     std::promise<void> done;
     lanes.lane(1).post([&] { done.set_value(); });
@@ -88,13 +88,13 @@ TEST(Beside, StreamsOfLanesThatHaveEndedAreUsedAgain) {
   for (int i = 0; i < 3; ++i) {
     Lanes lanes(world.cuda(), nullptr, streams);
     use(lanes);
-    EXPECT_EQ(world.live_streams(), KeptStreams::kStreams);
+    EXPECT_EQ(world.live_streams(), StreamPool::kStreams);
   }
   Lanes two(world.cuda(), nullptr, streams);
   Lanes more(world.cuda(), nullptr, streams);
   use(two);
   use(more);
-  EXPECT_EQ(world.live_streams(), 2 * KeptStreams::kStreams) << "no two lanes have the same";
+  EXPECT_EQ(world.live_streams(), 2 * StreamPool::kStreams) << "no two lanes have the same";
 }
 
 // An event that is not yet there leaves a note in the runtime, which the next one to look takes for

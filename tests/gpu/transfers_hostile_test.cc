@@ -64,7 +64,7 @@ TEST(Hostile, AnIdThatIsUsedAgainIsNotTheTransferOfABrokenCommunicator) {
   world.on_lane(1, 1, [](Lane&) {});
   EXPECT_GE(world.gpu.calls("memcpy_async", 1), written);
   world.gpu.open_gate(gate);
-  ASSERT_TRUE(eventually([&] { return world.lanes(1)->lane(1).launched() == 0; }));
+  ASSERT_TRUE(eventually([&] { return world.lanes(1)->lane(1).order().launched() == 0; }));
   world.on_lane(1, 1, [](Lane&) {});
   EXPECT_TRUE(refused(world, rts)) << "it has been asked for again";
   EXPECT_EQ(arrived, 0);
@@ -80,13 +80,13 @@ TEST(Hostile, AnIdThatIsUsedAgainIsNotTheTransferOfABrokenCommunicator) {
 TEST(Hostile, ACommunicatorIsTestedOnce) {
   TransfersWorld world({});
   world.expect_arrival(0, 1, 1, 1, 5000, 'a');  // on one GPU: they know each other, and no more
-  ASSERT_TRUE(
-      world.lanes(1)->lane(1).hold(std::chrono::steady_clock::now() + std::chrono::seconds(20)));
+  ASSERT_TRUE(world.lanes(1)->lane(1).order().acquire(std::chrono::steady_clock::now() +
+                                                      std::chrono::seconds(20)));
   const auto first = world.start(0, 0, 1, 1, 5000, 'b');  // begins to open one
   // The source's own test is on its way, or has come; a second one is none of its doing.
   RtsFrame test{0, Path::nccl, {0, 1, 1}, 0, 1};
   EXPECT_TRUE(eventually([&] { return refused(world, encode(test)); }));
-  world.lanes(1)->lane(1).release();
+  world.lanes(1)->lane(1).order().release();
   world.wait(*first);
   (void)world.take_protocol_error();  // where the source's was the second, or will be
   world.may_come = "second test of a communicator from device 0 to device 1";
@@ -166,7 +166,7 @@ TEST(Hostile, ARefusedTransferByNcclBreaksNoCommunicator) {
   }
   world.expect_arrival(0, 0, 1, 1, 5000, 'b');
   EXPECT_EQ(world.breaks(), 0U);
-  EXPECT_EQ(world.lanes(0)->lane(0).pending(), 0U);
+  EXPECT_EQ(world.lanes(0)->lane(0).order().pending(), 0U);
 }
 
 TEST(Hostile, ATextThatIsTooLongIsRefused) {

@@ -32,7 +32,7 @@ TEST(Stalls, SendsAndReceivesOfADeviceAreOnOneStream) {
   const std::size_t before = world.gpu.calls("nccl_group_end", 0);
   const auto sent = world.start(0, 0, 1, 1, 5000, 'a');
   const auto received = world.start(1, 1, 0, 0, 5000, 'b');
-  ASSERT_TRUE(eventually([&] { return world.lanes(0)->lane(0).launched() == 2; }));
+  ASSERT_TRUE(eventually([&] { return world.lanes(0)->lane(0).order().launched() == 2; }));
   EXPECT_EQ(world.gpu.calls("nccl_group_end", 0), before + 2);
   EXPECT_FALSE(sent->ended || received->ended);
   world.gpu.open_gate(gate);
@@ -56,7 +56,7 @@ TEST(Stalls, WhatIsBehindATransferThatStallsGoesByStagingToo) {
   for (std::size_t i = 0; i <= TransferOrder::Limits().launched_by_pair; ++i)
     all.push_back(world.start(0, 0, 1, 1, 5000, 'a'));
   const Lane& lane = world.lanes(0)->lane(0);
-  ASSERT_TRUE(eventually([&] { return lane.launched() > 0; }));
+  ASSERT_TRUE(eventually([&] { return lane.order().launched() > 0; }));
   all.push_back(world.start(0, 0, 2, 2, 5000, 'b'));
   world.wait(*all.back());
   EXPECT_GE(world.transfers[0]->counters().breaks, 1U);

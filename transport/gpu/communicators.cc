@@ -7,11 +7,14 @@
 #include <utility>
 
 #include "stitch/base/deadline.h"
-#include "stitch/transport/gpu/own_thread.h"
 #include "stitch/transport/gpu/transfers.h"
 
 namespace stitch::transport::gpu {
 namespace {
+
+using State = NcclPair::State;
+using CommState = NcclPair::CommState;
+using Test = NcclPair::Test;
 
 constexpr std::chrono::milliseconds kPollInterval(1);
 constexpr std::chrono::milliseconds kMinWatchInterval(1);
@@ -22,16 +25,16 @@ constexpr std::size_t kMinPieceBytes = 4096;
 constexpr std::size_t kMaxPieceBytes = Lane::kSinkBytes;
 constexpr std::size_t kTestBytes = 4096;
 constexpr std::chrono::nanoseconds kStallPerByte(10);  // 100 MB/s
-// What has no memory is received in pieces, up to so many: the lane makes a call for each.
+// Pieces of a transfer that goes to the sink: the lane makes a call for each.
 constexpr std::size_t kMaxSunkPieces = std::size_t{1} << 16;
 
-// A size is what a peer says, up to 2^63.
+// The number of bytes comes from a peer: up to 2^63.
 std::chrono::nanoseconds stall_time(std::size_t bytes) {
   constexpr std::size_t kMax = std::chrono::nanoseconds::max().count() / 100;
   return kStallPerByte * static_cast<std::chrono::nanoseconds::rep>(std::min(bytes, kMax));
 }
 
-// Differs between epochs, so that what is left of an earlier test does not pass.
+// The pattern differs between epochs, so that bytes of an earlier test do not pass.
 int test_pattern(const NcclPair& pair) { return static_cast<int>(0x5a ^ (pair.name.epoch & 0xff)); }
 
 std::uint8_t from_source(const NcclPair& pair) {
@@ -40,10 +43,47 @@ std::uint8_t from_source(const NcclPair& pair) {
 
 }  // namespace
 
+// ---- NcclPair
+
+Error NcclPair::error_of(const NcclApi& nccl, nccl::Result result, const std::string& what) {
+  const base::MutexLock lock(comm_mutex);
+  const char* const last = comm_gone ? nullptr : nccl.get_last_error(comm);
+  return Error(ErrorCode::internal, "NCCL between device " + std::to_string(name.source_device) +
+                                        " and device " + std::to_string(name.destination_device) +
+                                        ": " + what + ": " + nccl.get_error_string(result) +
+                                        (last == nullptr ? "" : std::string(": ") + last));
+}
+
+nccl::Result NcclPair::async_error(const NcclApi& nccl) {
+  const base::MutexLock lock(comm_mutex);
+  if (comm_gone) return nccl::kRemoteError;
+  nccl::Result state = nccl::kSuccess;
+  const nccl::Result asked = nccl.comm_get_async_error(comm, &state);
+  return asked != nccl::kSuccess ? asked : state;
+}
+
+nccl::Result NcclPair::issue(const NcclApi& nccl, void* memory, std::size_t bytes, bool to_sink) {
+  const base::MutexLock lock(comm_mutex);
+  if (comm_gone) return nccl::kRemoteError;
+  nccl::Result result = nccl.group_start();
+  if (result != nccl::kSuccess) return result;
+  nccl::Result worst = nccl::kSuccess;
+  for (std::size_t at = 0; at < bytes && worst == nccl::kSuccess; at += piece_bytes) {
+    const std::size_t piece = std::min(piece_bytes, bytes - at);
+    std::byte* const part = static_cast<std::byte*>(memory) + (to_sink ? 0 : at);
+    result = end == TransferOrder::End::source
+                 ? nccl.send(part, piece, nccl::kInt8, 1, comm, lane->nccl())
+                 : nccl.recv(part, piece, nccl::kInt8, 0, comm, lane->nccl());
+    if (result != nccl::kSuccess && result != nccl::kInProgress) worst = result;
+  }
+  result = nccl.group_end();
+  return worst != nccl::kSuccess ? worst : result;
+}
+
+// ---- Communicators
+
 Communicators::Communicators(Transfers& transfers)
     : transfers_(transfers), lanes_(transfers.lanes()), options_(transfers.options()) {}
-
-std::shared_ptr<Transfers> Communicators::kept() const { return transfers_.shared_from_this(); }
 
 PairPtr Communicators::find(PeerId peer, End end, const PairName& name) const {
   const auto at = slots_.find({peer, end, name.source_device, name.destination_device});
@@ -53,43 +93,30 @@ PairPtr Communicators::find(PeerId peer, End end, const PairName& name) const {
 
 bool Communicators::broken(const NcclPair& pair) const {
   const base::MutexLock lock(mutex_);
-  return pair.state == NcclPair::State::broken;
+  return pair.state == State::broken;
 }
 
-Error Communicators::error_of(NcclPair& pair, nccl::Result result, const std::string& what) const {
-  const base::MutexLock lock(pair.comm_mutex);
-  const char* const last = pair.comm_gone ? nullptr : lanes_.nccl().get_last_error(pair.comm);
-  return Error(ErrorCode::internal,
-               "NCCL between device " + std::to_string(pair.name.source_device) + " and device " +
-                   std::to_string(pair.name.destination_device) + ": " + what + ": " +
-                   lanes_.nccl().get_error_string(result) + (last == nullptr ? "" : ": ") +
-                   (last == nullptr ? "" : last));
-}
+// --- slots ---
 
-// --- which there are ---
-
-const Communicators::Slot* Communicators::source_slot(PeerId to, int device, int to_device) const {
+Communicators::Slot* Communicators::source_slot(PeerId to, int device, int to_device) {
   const auto at = slots_.find(
       {to, End::source, static_cast<std::uint32_t>(device), static_cast<std::uint32_t>(to_device)});
   return at == slots_.end() ? nullptr : &at->second;
 }
 
-PathState Communicators::state(PeerId to, int device, int to_device) const {
-  if (transfers_.own_nccl() == 0 || lanes_.quarantined(device) || lanes_.held(device)) {
+PathState Communicators::state(PeerId to, int device, int to_device) {
+  if (transfers_.own_nccl() == 0 || lanes_.quarantined(device) || lanes_.held(device))
     return PathState::closed;
-  }
   const base::MutexLock lock(mutex_);
   const Slot* const slot = source_slot(to, device, to_device);
   if (slot == nullptr) return PathState::untried;
   if (slot->pair == nullptr) return slot->pause.over() ? PathState::untried : PathState::closed;
-  return slot->pair->state == NcclPair::State::open ? PathState::open : PathState::opening;
+  return slot->pair->state == State::open ? PathState::open : PathState::opening;
 }
 
 void Communicators::worked(PeerId to, int device, int to_device) {
   const base::MutexLock lock(mutex_);
-  const auto at = slots_.find(
-      {to, End::source, static_cast<std::uint32_t>(device), static_cast<std::uint32_t>(to_device)});
-  if (at != slots_.end()) at->second.pause.success();
+  if (Slot* const slot = source_slot(to, device, to_device)) slot->pause.success();
 }
 
 bool Communicators::has_room(const Lane& lane, PairPtr& unused) const {
@@ -100,8 +127,7 @@ bool Communicators::has_room(const Lane& lane, PairPtr& unused) const {
       continue;
     ++count;
     const PairPtr& pair = slot.pair;
-    if (pair->state != NcclPair::State::open || pair->under_way > 0 || pair->used > before)
-      continue;
+    if (pair->state != State::open || pair->under_way > 0 || pair->used > before) continue;
     if (unused == nullptr || pair->used < unused->used) unused = pair;
   }
   if (count >= options_.max_communicators) return unused != nullptr;
@@ -129,66 +155,55 @@ void Communicators::open(PeerId to, Lane& lane, int to_device) {
     Slot& slot = slots_[{to, End::source, static_cast<std::uint32_t>(lane.device()),
                          static_cast<std::uint32_t>(to_device)}];
     if (closed_ || lost_.contains(to) || slot.pair != nullptr || !has_room(lane, unused)) return;
-    pair = std::make_shared<NcclPair>();
-    pair->name = {static_cast<std::uint32_t>(lane.device()), static_cast<std::uint32_t>(to_device),
-                  ++slot.epoch};
-    pair->peer = to;
-    pair->end = End::source;
-    pair->source_uid = transfers_.uid();
-    pair->token = lanes_.new_pair();
-    pair->lane = &lane;
-    pair->piece_bytes = options_.nccl_piece_bytes;
-    pair->used = Clock::now();
-    slot.pair = pair;
+    const PairName name{static_cast<std::uint32_t>(lane.device()),
+                        static_cast<std::uint32_t>(to_device), ++slot.epoch};
+    pair = slot.pair =
+        std::make_shared<NcclPair>(name, to, End::source, transfers_.uid(), lanes_.new_pair(),
+                                   &lane, options_.nccl_piece_bytes);
   }
-  if (unused != nullptr) end_pair(unused, Error(ErrorCode::cancelled, ""), true, true);
-  lanes_.connector().post([this, self = kept(), pair] { begin_opening(pair); });
+  if (unused != nullptr) break_pair(unused, Error(ErrorCode::cancelled, ""), true, true);
+  lanes_.connector().post([this, self = transfers_.self(), pair] { begin_opening(pair); });
 }
 
-// To make a communicator NCCL initializes CUDA and allocates, also where it does not block for its
-// peer: that may wait for the device, and the device for a transfer that a time limit has to end,
-// which the connector looks at.
+// The making initializes CUDA and allocates, so NCCL may wait for the device, and the device for a
+// transfer that a time limit of the connector has to end: hence the thread of its own.
 void Communicators::begin_opening(const PairPtr& pair) {
   const auto deadline = base::deadline_after(options_.open_timeout);
   {
     const base::MutexLock lock(mutex_);
-    if (pair->state == NcclPair::State::broken) return;
-    pair->being_made = true;
+    if (pair->state == State::broken) return;
+    pair->comm_state = CommState::making;
   }
-  const auto in_time = std::make_shared<bool>(false);
   const bool begun = lanes_.run_apart(
-      pair->lane->device(), [this, self = kept(), pair, in_time] { *in_time = make(pair); },
-      [this, self = kept(), pair, in_time, deadline] {
-        if (!*in_time) {
-          pair->lane->post([this, self, pair] { retired(pair); });
-          return;
-        }
+      pair->lane->device(), [this, self = transfers_.self(), pair] { make(pair); },
+      [this, self = transfers_.self(), pair, deadline] {
+        if (broken(*pair)) return pair->lane->post([this, self, pair] { retired(pair); });
         lanes_.connector().post([this, self, pair, deadline] {
           if (broken(*pair)) return;
-          if (pair->made != nccl::kSuccess && pair->made != nccl::kInProgress)
-            return break_pair(pair, error_of(*pair, pair->made, "cannot be opened"), true);
-          poll_opening(pair, deadline);
+          if (pair->made == nccl::kSuccess || pair->made == nccl::kInProgress)
+            return poll_opening(pair, deadline);
+          fail(pair, pair->made, "cannot be opened");
         });
       });
   if (!begun) {
     {
       const base::MutexLock lock(mutex_);
-      pair->being_made = false;
+      pair->comm_state = CommState::none;
     }
     const Error why(ErrorCode::overloaded, "the system gives no thread to open a communicator");
     return break_pair(pair, why, true);
   }
-  lanes_.connector().post_at(deadline, [this, self = kept(), pair] {
+  lanes_.connector().post_at(deadline, [this, self = transfers_.self(), pair] {
     {
       const base::MutexLock lock(mutex_);
-      if (!pair->being_made) return;
+      if (pair->comm_state != CommState::making) return;
     }
     const Error why(ErrorCode::internal, "NCCL does not make a communicator in time");
     break_pair(pair, why, true);
   });
 }
 
-bool Communicators::make(const PairPtr& pair) {
+void Communicators::make(const PairPtr& pair) {
   const NcclApi& nccl = lanes_.nccl();
   pair->made = nccl::kUnhandledCudaError;
   if (begin_own_thread(lanes_.cuda(), pair->lane->device()) == cuda::kSuccess) {
@@ -213,94 +228,95 @@ bool Communicators::make(const PairPtr& pair) {
   }
   {
     const base::MutexLock lock(mutex_);
-    if (pair->state != NcclPair::State::broken) {
-      pair->being_made = false;
-      return true;
+    if (pair->state != State::broken) {
+      pair->comm_state = CommState::made;
+      return;
     }
   }
   if (pair->comm != nullptr) (void)nccl.comm_abort(pair->comm);
   const base::MutexLock lock(mutex_);
-  pair->being_made = false;
-  pair->aborted = true;
-  return false;
+  pair->comm_state = CommState::aborted;
 }
 
 void Communicators::poll_opening(const PairPtr& pair, Clock::time_point deadline) {
   if (broken(*pair)) return;
-  nccl::Result state = nccl::kSuccess;
-  const nccl::Result asked = lanes_.nccl().comm_get_async_error(pair->comm, &state);
-  if (asked != nccl::kSuccess) state = asked;
+  const nccl::Result state = pair->async_error(lanes_.nccl());
   if (state == nccl::kSuccess) {
     {
       const base::MutexLock lock(mutex_);
-      pair->initialized = true;
+      pair->comm_state = CommState::initialized;
     }
     order_if_ready(pair);
-    // Until the other end is ready, the communicator stays the connector's.
+    // The communicator stays the connector's until the other end is ready.
     const base::MutexLock lock(mutex_);
     if (pair->ordered) return;
   } else if (state != nccl::kInProgress) {
-    return break_pair(pair, error_of(*pair, state, "cannot be opened"), true);
+    return fail(pair, state, "cannot be opened");
   }
-  if (Clock::now() >= deadline) {
-    return break_pair(pair, error_of(*pair, state, "is not open in time"), true);
-  }
-  lanes_.connector().post_at(Clock::now() + kPollInterval, [this, self = kept(), pair, deadline] {
-    poll_opening(pair, deadline);
-  });
+  if (Clock::now() >= deadline) return fail(pair, state, "is not open in time");
+  lanes_.connector().post_at(
+      Clock::now() + kPollInterval,
+      [this, self = transfers_.self(), pair, deadline] { poll_opening(pair, deadline); });
 }
 
 // The connector's last step with a pair: from here on, the lane uses the communicator.
 void Communicators::order_if_ready(const PairPtr& pair) {
   {
     const base::MutexLock lock(mutex_);
-    if (pair->state != NcclPair::State::opening || !pair->initialized) return;
+    if (pair->state != State::opening) return;
     if (pair->end == End::source && !pair->peer_ready) return;
-    pair->state = NcclPair::State::testing;
+    pair->state = State::testing;
     pair->ordered = true;
     ordered_.emplace(pair->token, pair);
-    pair->lane->add_pair(
-        pair->token, pair->end, pair->source_uid,
-        [this, self = kept(), pair](std::uint64_t number) { return launch(pair, number); });
+    pair->lane->order().add_pair(pair->token, pair->end, pair->source_uid,
+                                 [this, self = transfers_.self(), pair](std::uint64_t number) {
+                                   return launch(pair, number);
+                                 });
   }
   if (pair->end == End::destination) {
     transfers_.send_frame(pair->peer, encode(CommReadyFrame{pair->name}));
   } else {
-    pair->lane->post([this, self = kept(), pair] { begin_test(pair); });
+    pair->lane->post([this, self = transfers_.self(), pair] { begin_test(pair); });
   }
+}
+
+void Communicators::check(const CommOpenFrame& frame, const HelloFrame& hello) const {
+  const auto refuse_if = [](bool wrong, const std::string& text) {
+    if (wrong) throw Error(ErrorCode::protocol, "COMM_OPEN frame " + text);
+  };
+  const std::size_t source = frame.pair.source_device;
+  const std::size_t destination = frame.pair.destination_device;
+  const std::size_t sources = hello.device_uuids.size();
+  const auto destinations = static_cast<std::size_t>(lanes_.device_count());
+  refuse_if(source >= sources, "is of device " + std::to_string(source) + ", its sender has " +
+                                   std::to_string(sources));
+  refuse_if(destination >= destinations, "names device " + std::to_string(destination) +
+                                             ", this process has " + std::to_string(destinations));
+  refuse_if(frame.piece_bytes < kMinPieceBytes || frame.piece_bytes > kMaxPieceBytes,
+            "has pieces of " + std::to_string(frame.piece_bytes) + " bytes");
+}
+
+std::string Communicators::refusal(const CommOpenFrame& frame, const HelloFrame& hello,
+                                   const Lane* lane) const {
+  const std::string device = "device " + std::to_string(frame.pair.destination_device);
+  const int version = transfers_.own_nccl();
+  if (!nccl_versions_match(version, frame.nccl_version)) {
+    return "NCCL versions do not match: " + std::to_string(frame.nccl_version) + " and " +
+           std::to_string(version);
+  }
+  if (!options_.nccl_between_hosts && hello.process.host != options_.identity.host)
+    return "NCCL encrypts nothing, and a secret is set here";
+  if (lanes_.quarantined(static_cast<int>(frame.pair.destination_device)))
+    return device + " does not use NCCL after an abort that hung";
+  return lane == nullptr ? "the system gives no thread for " + device : "";
 }
 
 void Communicators::on_comm_open(PeerId from, const CommOpenFrame& frame) {
   const auto hello = transfers_.hello_of(from);
-  const auto device = static_cast<int>(frame.pair.destination_device);
   if (!hello) throw Error(ErrorCode::protocol, "COMM_OPEN frame before HELLO");
-  if (frame.pair.source_device >= hello->device_uuids.size()) {
-    throw Error(ErrorCode::protocol,
-                "COMM_OPEN frame is of device " + std::to_string(frame.pair.source_device) +
-                    ", its sender has " + std::to_string(hello->device_uuids.size()));
-  }
-  if (device >= lanes_.device_count()) {
-    throw Error(ErrorCode::protocol, "COMM_OPEN frame names device " + std::to_string(device) +
-                                         ", this process has " +
-                                         std::to_string(lanes_.device_count()));
-  }
-  if (frame.piece_bytes < kMinPieceBytes || frame.piece_bytes > kMaxPieceBytes) {
-    throw Error(ErrorCode::protocol,
-                "COMM_OPEN frame has pieces of " + std::to_string(frame.piece_bytes) + " bytes");
-  }
-  std::string refused;
-  const int version = transfers_.own_nccl();
-  Lane* const lane = lanes_.find_lane(device);
-  if (!nccl_versions_match(version, frame.nccl_version)) {
-    refused = "NCCL versions do not match: " + std::to_string(frame.nccl_version) + " and " +
-              std::to_string(version);
-  } else if (!options_.nccl_between_hosts && hello->process.host != options_.identity.host) {
-    refused = "NCCL encrypts nothing, and a secret is set here";
-  } else if (lanes_.quarantined(device)) {
-    refused = "device " + std::to_string(device) + " does not use NCCL after an abort that hung";
-  } else if (lane == nullptr) {
-    refused = "the system gives no thread for device " + std::to_string(device);
-  }
+  check(frame, *hello);
+  Lane* const lane = lanes_.find_lane(static_cast<int>(frame.pair.destination_device));
+  std::string refused = refusal(frame, *hello, lane);
   PairPtr pair;
   PairPtr before;
   std::vector<PairPtr> ended;  // without the lock
@@ -311,39 +327,26 @@ void Communicators::on_comm_open(PeerId from, const CommOpenFrame& frame) {
         slots_[{from, End::destination, frame.pair.source_device, frame.pair.destination_device}];
     if (frame.pair.epoch <= slot.epoch) return;
     slot.epoch = frame.pair.epoch;
-    before = slot.pair;
-    const auto going_on = std::partition(slot.accepted.begin(), slot.accepted.end(),
-                                         [](const PairPtr& each) { return !each->aborted; });
+    before = std::move(slot.pair);
+    const auto going_on =
+        std::partition(slot.accepted.begin(), slot.accepted.end(),
+                       [](const PairPtr& each) { return each->comm_state != CommState::aborted; });
     ended.assign(std::make_move_iterator(going_on), std::make_move_iterator(slot.accepted.end()));
     slot.accepted.erase(going_on, slot.accepted.end());
     if (refused.empty() && slot.accepted.size() >= kMaxUnfinished)
       refused = std::to_string(kMaxUnfinished) + " communicators of this name are being aborted";
     if (refused.empty()) {
-      pair = std::make_shared<NcclPair>();
-      pair->name = frame.pair;
-      pair->peer = from;
-      pair->end = End::destination;
-      pair->source_uid = hello->uid;
-      pair->token = lanes_.new_pair();
-      pair->lane = lane;
-      pair->piece_bytes = frame.piece_bytes;
+      pair = slot.pair = std::make_shared<NcclPair>(frame.pair, from, End::destination, hello->uid,
+                                                    lanes_.new_pair(), lane, frame.piece_bytes);
       pair->unique_id = frame.unique_id;
       slot.accepted.push_back(pair);
     }
   }
-  if (before != nullptr) {
+  if (before != nullptr)
     break_pair(before, Error(ErrorCode::internal, "replaced by the peer"), false);
-  }
-  if (pair == nullptr) {
+  if (pair == nullptr)
     return transfers_.send_frame(from, encode(CommBreakFrame{frame.pair, 0, refused}));
-  }
-  {
-    const base::MutexLock lock(mutex_);
-    if (closed_ || lost_.contains(from)) return;
-    slots_[{from, End::destination, frame.pair.source_device, frame.pair.destination_device}].pair =
-        pair;
-  }
-  lanes_.connector().post([this, self = kept(), pair] { begin_opening(pair); });
+  lanes_.connector().post([this, self = transfers_.self(), pair] { begin_opening(pair); });
 }
 
 void Communicators::on_comm_ready(PeerId from, const CommReadyFrame& frame) {
@@ -355,12 +358,13 @@ void Communicators::on_comm_ready(PeerId from, const CommReadyFrame& frame) {
 
 void Communicators::begin_test(const PairPtr& pair) {
   if (broken(*pair)) return;
-  const auto [clock, held] = pair->lane->announce(pair->token, 0);
+  const auto [clock, held] = pair->lane->order().announce(pair->token, 0);
   if (!clock) {
     if (!held) return;
-    lanes_.connector().post_at(base::deadline_after(kPollInterval), [this, self = kept(), pair] {
-      pair->lane->post([this, self, pair] { begin_test(pair); });
-    });
+    lanes_.connector().post_at(base::deadline_after(kPollInterval),
+                               [this, self = transfers_.self(), pair] {
+                                 pair->lane->post([this, self, pair] { begin_test(pair); });
+                               });
     return;
   }
   start_watching();
@@ -377,15 +381,14 @@ void Communicators::accept_test(PeerId from, const RtsFrame& rts, bool again) {
   {
     const base::MutexLock lock(mutex_);
     const PairPtr pair = find(from, End::destination, rts.pair);
-    if (pair == nullptr || !pair->ordered) return;  // its source hears of a BREAK
-    if (pair->tested || pair->test_waits != again) {
+    if (pair == nullptr || !pair->ordered) return;  // its source gets COMM_BREAK
+    if (pair->test != (again ? Test::postponed : Test::none)) {
       throw Error(ErrorCode::protocol, "second test of a communicator from device " +
                                            std::to_string(rts.pair.source_device) + " to device " +
                                            std::to_string(rts.pair.destination_device));
     }
-    const auto [clock, held] = pair->lane->accept(pair->token, 0, rts.clock);
-    pair->tested = clock.has_value();
-    pair->test_waits = held;
+    const auto [clock, held] = pair->lane->order().accept(pair->token, 0, rts.clock);
+    pair->test = clock ? Test::entered : held ? Test::postponed : Test::none;
     if (clock) {
       cts = {0, rts.pair, *clock};
     } else if (held) {
@@ -395,9 +398,9 @@ void Communicators::accept_test(PeerId from, const RtsFrame& rts, bool again) {
     }
   }
   if (later == nullptr) return transfers_.send_frame(from, encode(cts));
-  // Answered once nothing holds the device, unless the source has given up by then.
+  // CTS comes once no LaneLock holds the device, unless the source has broken the pair by then.
   lanes_.connector().post_at(base::deadline_after(kPollInterval),
-                             [this, self = kept(), from, rts, later] {
+                             [this, self = transfers_.self(), from, rts, later] {
                                try {
                                  accept_test(from, rts, true);
                                } catch (const Error& error) {  // of a clock value
@@ -420,7 +423,7 @@ void* Communicators::test_memory(NcclPair& pair) {
     pair.test_memory = nullptr;
   }
   if (status == cuda::kSuccess) return pair.test_memory;
-  (void)pair.lane->error_of(status, "no memory to test NCCL");
+  pair.lane->find_failure();
   return nullptr;
 }
 
@@ -432,8 +435,8 @@ void Communicators::test_arrived(const PairPtr& pair) {
   }
   {
     const base::MutexLock lock(mutex_);
-    if (pair->state != NcclPair::State::testing) return;
-    pair->state = NcclPair::State::open;
+    if (pair->state != State::testing) return;
+    pair->state = State::open;
   }
   FinishedFrame frame;
   frame.pair = pair->name;
@@ -443,8 +446,8 @@ void Communicators::test_arrived(const PairPtr& pair) {
 void Communicators::on_test_finished(PeerId from, const FinishedFrame& frame) {
   const base::MutexLock lock(mutex_);
   const PairPtr pair = find(from, End::source, frame.pair);
-  if (pair == nullptr || pair->state != NcclPair::State::testing || frame.failed != 0) return;
-  pair->state = NcclPair::State::open;
+  if (pair == nullptr || pair->state != State::testing || frame.failed != 0) return;
+  pair->state = State::open;
 }
 
 // --- agreeing ---
@@ -455,8 +458,8 @@ Communicators::Entered Communicators::announce(PeerId to, int device, int to_dev
   const Slot* const slot = source_slot(to, device, to_device);
   if (slot == nullptr || slot->pair == nullptr) return {};
   const PairPtr& pair = slot->pair;
-  if (pair->state != NcclPair::State::open) return {};
-  const auto clock = pair->lane->announce(pair->token, id).clock;
+  if (pair->state != State::open) return {};
+  const auto clock = pair->lane->order().announce(pair->token, id).clock;
   if (!clock) return {};
   pair->used = Clock::now();
   ++pair->under_way;
@@ -465,7 +468,7 @@ Communicators::Entered Communicators::announce(PeerId to, int device, int to_dev
 
 bool Communicators::withdraw(const PairPtr& pair, TransferId id) {
   const base::MutexLock lock(mutex_);
-  if (!pair->lane->withdraw(pair->token, id)) return false;
+  if (!pair->lane->order().withdraw(pair->token, id)) return false;
   --pair->under_way;
   return true;
 }
@@ -473,17 +476,16 @@ bool Communicators::withdraw(const PairPtr& pair, TransferId id) {
 Communicators::Entered Communicators::accept(PeerId from, const RtsFrame& rts) {
   const base::MutexLock lock(mutex_);
   const PairPtr pair = find(from, End::destination, rts.pair);
-  if (pair == nullptr || !pair->ordered || pair->state == NcclPair::State::broken) return {};
-  const Lane::Entered entered = pair->lane->accept(pair->token, rts.id, rts.clock);
-  if (!entered.clock) return {nullptr, 0, entered.held};
-  return {pair, *entered.clock};
+  if (pair == nullptr || !pair->ordered || pair->state == State::broken) return {};
+  const auto clock = pair->lane->order().accept(pair->token, rts.id, rts.clock).clock;
+  return clock ? Entered{pair, *clock} : Entered{};
 }
 
 void Communicators::on_cts(PeerId from, const CtsFrame& frame) {
   const base::MutexLock lock(mutex_);
   const PairPtr pair = find(from, End::source, frame.pair);
   if (pair == nullptr || !pair->ordered) return;
-  (void)pair->lane->agree(pair->token, frame.id, frame.clock);
+  (void)pair->lane->order().agree(pair->token, frame.id, frame.clock);
 }
 
 // --- launching ---
@@ -493,97 +495,69 @@ Lane::Watch Communicators::launch(const PairPtr& pair, std::uint64_t number) {
   OutgoingPtr outgoing;
   IncomingPtr incoming;
   std::size_t bytes = kTestBytes;
+  std::shared_ptr<void> owner;
   if (number != 0 && pair->end == End::source) {
-    outgoing = transfers_.find_outgoing(pair->peer, number);
+    owner = outgoing = transfers_.outgoing().find(pair->peer, number);
     if (outgoing != nullptr) bytes = outgoing->source.bytes;
   } else if (number != 0) {
-    incoming = transfers_.find_incoming(pair->peer, number);
+    owner = incoming = transfers_.incoming().find(pair->peer, number);
     if (incoming != nullptr) bytes = incoming->bytes;
   }
   bool is_broken = false;
   {
     const base::MutexLock lock(mutex_);
-    is_broken = pair->state == NcclPair::State::broken;
-    if (!is_broken) {
-      std::shared_ptr<void> owner = outgoing;
-      if (incoming != nullptr) owner = incoming;
-      pair->launched[number] = {std::move(owner), bytes};
-    }
+    is_broken = pair->state == State::broken;
+    if (!is_broken) pair->launched[number] = {std::move(owner), bytes};
   }
   if (is_broken) {
-    lane.finish(pair->token);
-    transfers_.left(pair, number);
+    lane.order().finish(pair->token);
+    drop(pair, number, std::nullopt);
     return nullptr;
   }
   start_watching();
-  // One that could not be set up has no streams, and another device may be current here.
+  // A device that could not be set up has no streams, and another device may be current here.
   if (lane.failure()) {
     break_pair(pair, *lane.failure(), true);
     return nullptr;
   }
-  void* memory = nullptr;
   bool to_sink = false;
+  void* memory = nullptr;
   if (number == 0) {
     memory = test_memory(*pair);
   } else if (outgoing != nullptr) {
     memory = outgoing->source.data;
   } else if (incoming != nullptr) {
-    to_sink = !transfers_.allocate(incoming, lane.nccl());
-    memory = !to_sink                                     ? incoming->memory.data
-             : bytes / pair->piece_bytes < kMaxSunkPieces ? lane.sink()
-                                                          : nullptr;
+    to_sink = !transfers_.incoming().allocate(incoming, lane.nccl());
+    if (!to_sink) memory = incoming->memory.data;
+    if (to_sink && bytes / pair->piece_bytes < kMaxSunkPieces) memory = lane.sink();
   }
+  return issue(pair, number, memory, bytes, to_sink);
+}
+
+Lane::Watch Communicators::issue(const PairPtr& pair, std::uint64_t number, void* memory,
+                                 std::size_t bytes, bool to_sink) {
   if (memory == nullptr) {
-    break_pair(pair,
-               Error(ErrorCode::overloaded, "no memory for transfer " + std::to_string(number)),
-               true);
+    const std::string text = "no memory for transfer " + std::to_string(number);
+    break_pair(pair, Error(ErrorCode::overloaded, text), true);
     return nullptr;
   }
-  const nccl::Result result = issue(*pair, memory, bytes, to_sink);
+  const nccl::Result result = pair->issue(lanes_.nccl(), memory, bytes, to_sink);
   if (result != nccl::kSuccess && result != nccl::kInProgress) {
-    break_pair(pair, error_of(*pair, result, "transfer cannot be launched"), true);
+    fail(pair, result, "transfer cannot be launched");
     return nullptr;
   }
   // An event recorded before the background has launched would be early.
-  return [this, self = kept(), pair, number] {
+  return [this, self = transfers_.self(), pair, number] {
     if (broken(*pair)) return true;
-    const nccl::Result state = async_error(*pair);
+    const nccl::Result state = pair->async_error(lanes_.nccl());
     if (state == nccl::kInProgress) return false;
     if (state == nccl::kSuccess) {
       issued(pair, number);
     } else {
-      break_pair(pair, error_of(*pair, state, "transfer cannot be launched"), true);
+      fail(pair, state, "transfer cannot be launched");
     }
     return true;
   };
-}
-
-// kRemoteError once the communicator is being aborted.
-nccl::Result Communicators::async_error(NcclPair& pair) const {
-  const base::MutexLock lock(pair.comm_mutex);
-  if (pair.comm_gone) return nccl::kRemoteError;
-  nccl::Result state = nccl::kSuccess;
-  const nccl::Result asked = lanes_.nccl().comm_get_async_error(pair.comm, &state);
-  return asked != nccl::kSuccess ? asked : state;
-}
-
-nccl::Result Communicators::issue(NcclPair& pair, void* memory, std::size_t bytes, bool to_sink) {
-  const NcclApi& nccl = lanes_.nccl();
-  const base::MutexLock lock(pair.comm_mutex);
-  if (pair.comm_gone) return nccl::kRemoteError;
-  nccl::Result result = nccl.group_start();
-  if (result != nccl::kSuccess) return result;
-  nccl::Result worst = nccl::kSuccess;
-  for (std::size_t at = 0; at < bytes && worst == nccl::kSuccess; at += pair.piece_bytes) {
-    const std::size_t piece = std::min(pair.piece_bytes, bytes - at);
-    std::byte* const part = static_cast<std::byte*>(memory) + (to_sink ? 0 : at);
-    result = pair.end == End::source
-                 ? nccl.send(part, piece, nccl::kInt8, 1, pair.comm, pair.lane->nccl())
-                 : nccl.recv(part, piece, nccl::kInt8, 0, pair.comm, pair.lane->nccl());
-    if (result != nccl::kSuccess && result != nccl::kInProgress) worst = result;
-  }
-  result = nccl.group_end();
-  return worst != nccl::kSuccess ? worst : result;
 }
 
 void Communicators::issued(const PairPtr& pair, std::uint64_t number) {
@@ -591,11 +565,10 @@ void Communicators::issued(const PairPtr& pair, std::uint64_t number) {
   if (number == 0 && pair->end == End::destination) {
     const cuda::Status status = lanes_.cuda().memcpy_async(
         pair->test_bytes, pair->test_memory, kTestBytes, cuda::kDeviceToHost, lane.nccl());
-    if (status != cuda::kSuccess) {
+    if (status != cuda::kSuccess)
       return break_pair(pair, lane.error_of(status, "NCCL cannot be tested"), true);
-    }
   }
-  lane.when_done(lane.nccl(), [this, self = kept(), pair, number](cuda::Status status) {
+  lane.when_done(lane.nccl(), [this, self = transfers_.self(), pair, number](cuda::Status status) {
     launch_done(pair, number, status);
   });
 }
@@ -603,17 +576,14 @@ void Communicators::issued(const PairPtr& pair, std::uint64_t number) {
 void Communicators::launch_done(const PairPtr& pair, std::uint64_t number, cuda::Status status) {
   Lane& lane = *pair->lane;
   if (broken(*pair)) return;  // retired() ends it
-  if (status != cuda::kSuccess) {
+  if (status != cuda::kSuccess)
     return break_pair(pair, lane.error_of(status, "NCCL transfer"), true);
-  }
-  const nccl::Result state = async_error(*pair);
-  if (state != nccl::kSuccess && state != nccl::kInProgress) {
-    return break_pair(pair, error_of(*pair, state, "transfer"), true);
-  }
+  const nccl::Result state = pair->async_error(lanes_.nccl());
+  if (state != nccl::kSuccess && state != nccl::kInProgress) return fail(pair, state, "transfer");
   NcclPair::Launched done;  // its owner ends without the lock
   {
     const base::MutexLock lock(mutex_);
-    if (pair->state == NcclPair::State::broken) return;
+    if (pair->state == State::broken) return;
     const auto at = pair->launched.find(number);
     done = std::move(at->second);
     pair->launched.erase(at);
@@ -622,12 +592,17 @@ void Communicators::launch_done(const PairPtr& pair, std::uint64_t number, cuda:
       --pair->under_way;
     }
   }
-  lane.finish(pair->token);
-  if (number != 0) return transfers_.launch_done(*pair, number);
-  if (pair->end == End::destination) test_arrived(pair);
+  lane.order().finish(pair->token);
+  if (number == 0) {
+    if (pair->end == End::destination) test_arrived(pair);
+  } else if (pair->end == End::source) {
+    drop(pair, number, std::nullopt);
+  } else if (const IncomingPtr transfer = transfers_.incoming().find(pair->peer, number)) {
+    transfers_.incoming().finish(transfer, transfer->no_memory);
+  }
 }
 
-// --- what is late ---
+// --- time limits ---
 
 void Communicators::start_watching() {
   {
@@ -637,10 +612,11 @@ void Communicators::start_watching() {
   const auto interval = std::clamp<std::chrono::nanoseconds>(
       std::min(options_.cts_timeout, options_.stall_timeout) / 8, kMinWatchInterval,
       kMaxWatchInterval);
-  lanes_.connector().post_at(base::deadline_after(interval), [this, self = kept()] { watch(); });
+  lanes_.connector().post_at(base::deadline_after(interval),
+                             [this, self = transfers_.self()] { watch(); });
 }
 
-// On the connector: a lane may be blocked until a pair is broken.
+// On the connector: a lane may be blocked until a pair breaks.
 void Communicators::watch() {
   std::vector<std::pair<PairPtr, std::string>> late;
   bool active = false;
@@ -658,13 +634,13 @@ void Communicators::watch() {
     for (const auto& [token, pair] : ordered_) {
       if (pair->launched.empty()) continue;
       const auto limit = options_.stall_timeout + stall_time(launched[pair->lane]);
-      if (pair->lane->standing_still() <= limit) continue;
+      if (pair->lane->order().standing_still() <= limit) continue;
       late.emplace_back(pair, "nothing that device " + std::to_string(pair->lane->device()) +
                                   " runs by NCCL has ended in time");
     }
     for (Lane* const lane : lanes) {
-      active = active || lane->pending() > 0;
-      for (const TransferOrder::Pair token : lane->overdue(options_.cts_timeout)) {
+      active = active || lane->order().pending() > 0;
+      for (const TransferOrder::Pair token : lane->order().overdue(options_.cts_timeout)) {
         const auto at = ordered_.find(token);
         if (at == ordered_.end()) continue;
         late.emplace_back(at->second, "no CTS from the destination in time");
@@ -684,54 +660,39 @@ void Communicators::on_comm_break(PeerId from, const CommBreakFrame& frame) {
     const base::MutexLock lock(mutex_);
     pair = find(from, end, frame.pair);
     if (pair == nullptr && end == End::destination) {
-      // It may be before its COMM_OPEN.
+      // COMM_BREAK has overtaken COMM_OPEN.
       Slot& slot = slots_[{from, end, frame.pair.source_device, frame.pair.destination_device}];
       if (slot.pair == nullptr) slot.epoch = std::max(slot.epoch, frame.pair.epoch);
     }
   }
   if (pair == nullptr) return;
-  end_pair(pair, Error(ErrorCode::internal, frame.text).with_remote(true), false,
-           frame.text.empty());
+  break_pair(pair, Error(ErrorCode::internal, frame.text).with_remote(true), false,
+             frame.text.empty());
 }
 
-void Communicators::break_pair(const PairPtr& pair, const Error& why, bool tell) {
-  end_pair(pair, why, tell, false);
-}
-
-void Communicators::on_peer_lost(PeerId peer, const Error& why) {
+void Communicators::break_all(std::optional<PeerId> peer, const Error& why) {
   std::vector<PairPtr> pairs;
   {
     const base::MutexLock lock(mutex_);
-    lost_.insert(peer);
+    if (peer) lost_.insert(*peer);
+    if (!peer) closed_ = true;
     for (const auto& [key, slot] : slots_) {
-      if (std::get<0>(key) == peer && slot.pair != nullptr) pairs.push_back(slot.pair);
+      if ((!peer || std::get<0>(key) == peer) && slot.pair != nullptr) pairs.push_back(slot.pair);
     }
   }
-  for (const PairPtr& pair : pairs) end_pair(pair, why, false, false);
+  for (const PairPtr& pair : pairs) break_pair(pair, why, true);
   const base::MutexLock lock(mutex_);
   std::erase_if(slots_, [peer](const auto& entry) { return std::get<0>(entry.first) == peer; });
 }
 
-void Communicators::close(const Error& why) {
-  std::vector<PairPtr> pairs;
-  {
-    const base::MutexLock lock(mutex_);
-    closed_ = true;
-    for (const auto& [key, slot] : slots_) {
-      if (slot.pair != nullptr) pairs.push_back(slot.pair);
-    }
-  }
-  for (const PairPtr& pair : pairs) end_pair(pair, why, true, false);
-}
-
-void Communicators::end_pair(const PairPtr& pair, const Error& why, bool tell, bool unused) {
+void Communicators::break_pair(const PairPtr& pair, const Error& why, bool tell, bool unused) {
   bool ordered = false;
   bool failed = false;
   std::vector<std::uint64_t> left;
   {
     const base::MutexLock lock(mutex_);
-    if (pair->state == NcclPair::State::broken) return;
-    pair->state = NcclPair::State::broken;
+    if (pair->state == State::broken) return;
+    pair->state = State::broken;
     pair->why = why;
     if (!unused) ++breaks_;
     ordered = pair->ordered;
@@ -743,7 +704,7 @@ void Communicators::end_pair(const PairPtr& pair, const Error& why, bool tell, b
       failed = !unused && pair->end == End::source && !closed_ && !lost_.contains(pair->peer);
     }
     if (ordered) {
-      left = pair->lane->drop_pair(pair->token);
+      left = pair->lane->order().drop_pair(pair->token);
       ordered_.erase(pair->token);
     }
   }
@@ -752,12 +713,25 @@ void Communicators::end_pair(const PairPtr& pair, const Error& why, bool tell, b
     transfers_.send_frame(pair->peer,
                           encode(CommBreakFrame{pair->name, from_source(*pair), why.what()}));
   }
-  for (const std::uint64_t number : left) transfers_.left(pair, number);
+  for (const std::uint64_t number : left) drop(pair, number, std::nullopt);
   if (ordered) {
     retire(pair);
   } else {
-    lanes_.connector().post([this, self = kept(), pair] { retire(pair); });
+    lanes_.connector().post([this, self = transfers_.self(), pair] { retire(pair); });
   }
+}
+
+void Communicators::fail(const PairPtr& pair, nccl::Result result, const char* what) {
+  break_pair(pair, pair->error_of(lanes_.nccl(), result, what), true);
+}
+
+void Communicators::drop(const PairPtr& pair, TransferId id, const std::optional<Error>& stuck) {
+  if (id == 0) return;
+  if (pair->end == End::destination) return transfers_.incoming().pair_broke(pair, id, stuck);
+  const OutgoingPtr transfer = transfers_.outgoing().find(pair->peer, id);
+  if (transfer == nullptr) return;
+  if (stuck) return transfers_.outgoing().cancel(transfer, *stuck);
+  transfers_.outgoing().stop_reading(transfer);
 }
 
 void Communicators::retire(const PairPtr& pair) {
@@ -767,34 +741,38 @@ void Communicators::retire(const PairPtr& pair) {
   }
   {
     const base::MutexLock lock(mutex_);
-    if (!pair->being_made && pair->comm == nullptr) pair->aborted = true;  // there is none
-    if (pair->aborted) return;
+    const bool making = pair->comm_state == CommState::making;
+    if (!making && pair->comm == nullptr) pair->comm_state = CommState::aborted;
+    if (pair->comm_state == CommState::aborted) return;
     lanes_.connector().post_at(base::deadline_after(options_.abort_timeout),
-                               [this, self = kept(), pair] { on_abort_stuck(pair); });
-    if (pair->being_made) return;  // make() aborts it
+                               [this, self = transfers_.self(), pair] { on_abort_stuck(pair); });
+    if (making) return;  // make() aborts it
   }
-  const bool begun = lanes_.abort(pair->comm, pair->lane->device(), [this, self = kept(), pair] {
-    {
-      const base::MutexLock lock(mutex_);
-      pair->aborted = true;
-    }
-    pair->lane->post([this, self, pair] { retired(pair); });
-  });
+  const bool begun = lanes_.run_apart(
+      pair->lane->device(),
+      [nccl = &lanes_.nccl(), comm = pair->comm] { (void)nccl->comm_abort(comm); },
+      [this, self = transfers_.self(), pair] {
+        {
+          const base::MutexLock lock(mutex_);
+          pair->comm_state = CommState::aborted;
+        }
+        pair->lane->post([this, self, pair] { retired(pair); });
+      });
   if (!begun) on_abort_stuck(pair);  // the system gives no thread
 }
 
-// The kernels have been told to end; the events say when they have.
+// NCCL has told the kernels to end; the event says when they have.
 void Communicators::retired(const PairPtr& pair) {
   Lane& lane = *pair->lane;
-  lane.when_done(lane.nccl(), [this, self = kept(), pair](cuda::Status) {
+  lane.when_done(lane.nccl(), [this, self = transfers_.self(), pair](cuda::Status) {
     std::map<std::uint64_t, NcclPair::Launched> launched;
     {
       const base::MutexLock lock(mutex_);
       launched.swap(pair->launched);
     }
     for (const auto& [number, entry] : launched) {
-      pair->lane->finish(pair->token);
-      transfers_.left(pair, number);
+      pair->lane->order().finish(pair->token);
+      drop(pair, number, std::nullopt);
     }
     if (pair->test_memory != nullptr) (void)lanes_.cuda().free(pair->test_memory);
     if (pair->test_bytes != nullptr) (void)lanes_.cuda().free_host(pair->test_bytes);
@@ -810,13 +788,13 @@ void Communicators::on_abort_stuck(const PairPtr& pair) {
   const Error why(ErrorCode::internal, text);
   {
     const base::MutexLock lock(mutex_);
-    if (pair->aborted) return;
+    if (pair->comm_state == CommState::aborted) return;
     launched = pair->launched;  // whose memory stays with the pair
     text += std::string("; it broke by: ") + (pair->why ? pair->why->what() : "nothing");
   }
   lanes_.quarantine(pair->lane->device());
   transfers_.report().say(pair->peer, PathReport::kQuarantine, std::move(text));
-  for (const auto& [number, entry] : launched) transfers_.fail(pair, number, why);
+  for (const auto& [number, entry] : launched) drop(pair, number, why);
 }
 
 }  // namespace stitch::transport::gpu

@@ -1,9 +1,11 @@
 #include "stitch/transport/gpu/gpu_libraries.h"
 
+#include <dlfcn.h>
+#include <link.h>
+
 #include <atomic>
 
-#include "stitch/transport/gpu/api_symbols.h"
-#include "stitch/transport/gpu/loaded_library.h"
+#include "stitch/transport/gpu/lane.h"
 
 namespace stitch::transport::gpu {
 namespace {
@@ -32,6 +34,34 @@ std::string fill(NcclApi& api, const LoadedLibrary& library) {
 
 }  // namespace
 
+LoadedLibrary LoadedLibrary::find(const std::vector<std::string>& names) {
+  LoadedLibrary found;
+  found.why_not_.clear();
+  for (const int already : {RTLD_NOLOAD, 0}) {
+    for (const std::string& name : names) {
+      found.handle_ = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL | already);
+      if (found.handle_ != nullptr) {
+        found.name_ = name;
+        const link_map* map = nullptr;
+        const bool known = dlinfo(found.handle_, RTLD_DI_LINKMAP, &map) == 0 && map != nullptr;
+        found.path_ = known && *map->l_name != '\0' ? map->l_name : name;
+        found.why_not_.clear();
+        return found;
+      }
+      if (already == RTLD_NOLOAD) continue;
+      const char* const error = dlerror();  // names the missing library
+      if (!found.why_not_.empty()) found.why_not_ += "; ";
+      found.why_not_ +=
+          "the library " + name + " is not there: " + (error == nullptr ? "unknown error" : error);
+    }
+  }
+  return found;
+}
+
+void* LoadedLibrary::function(const char* name) const {
+  return handle_ == nullptr ? nullptr : dlsym(handle_, name);
+}
+
 std::string cuda_version_text(int version) {
   return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
 }
@@ -57,29 +87,25 @@ GpuLibraries::Override::~Override() {
 }
 
 GpuLibraries::GpuLibraries(const CudaApi* cuda, const NcclApi* nccl, const std::string& why_not)
-    : has_cuda_(cuda != nullptr), has_nccl_(cuda != nullptr && nccl != nullptr) {
-  if (has_cuda_) {
-    cuda_ = *cuda;
-  } else {
-    why_no_cuda_ = why_not;
-  }
-  if (has_nccl_) {
-    nccl_ = *nccl;
-  } else {
-    why_no_nccl_ = why_not;
-  }
+    : streams_(std::make_shared<StreamPool>()),
+      has_cuda_(cuda != nullptr),
+      has_nccl_(cuda != nullptr && nccl != nullptr) {
+  if (has_cuda_) cuda_ = *cuda;
+  if (has_nccl_) nccl_ = *nccl;
+  if (!has_cuda_) why_no_cuda_ = why_not;
+  if (!has_nccl_) why_no_nccl_ = why_not;
 }
 
-GpuLibraries::GpuLibraries(const Names& names) {
-  look_for_cuda(names);
+GpuLibraries::GpuLibraries(const Names& names) : streams_(std::make_shared<StreamPool>()) {
+  find_cuda(names);
   if (has_cuda_) {
-    look_for_nccl(names);
+    find_nccl(names);
   } else {
     why_no_nccl_ = "NCCL was not looked for: " + why_no_cuda_;
   }
 }
 
-void GpuLibraries::look_for_cuda(const Names& names) {
+void GpuLibraries::find_cuda(const Names& names) {
   const LoadedLibrary driver = LoadedLibrary::find(names.driver);
   if (!driver.loaded()) {
     why_no_cuda_ = "no CUDA device: " + driver.why_not();
@@ -121,7 +147,7 @@ void GpuLibraries::look_for_cuda(const Names& names) {
   cuda_ = CudaApi{};
 }
 
-void GpuLibraries::look_for_nccl(const Names& names) {
+void GpuLibraries::find_nccl(const Names& names) {
   const LoadedLibrary library = LoadedLibrary::find(names.nccl);
   if (!library.loaded()) {
     why_no_nccl_ = "no NCCL: " + library.why_not();

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "stitch/base/signals.h"
-#include "stitch/transport/gpu/own_thread.h"
 
 namespace stitch::transport::gpu {
 namespace {
@@ -14,7 +13,7 @@ constexpr std::chrono::microseconds kFirstBackOff(20);
 constexpr std::chrono::microseconds kMaxBackOff(500);
 constexpr std::chrono::seconds kStopTimeout(5);
 
-// What a device that does not come to an end may still write to. Never freed.
+// Keeps the watches of a device that hangs, with the memory that it may still write to.
 void leak(std::vector<Lane::Watch> watches) {
   if (watches.empty()) return;
   static base::Mutex mutex;
@@ -23,10 +22,36 @@ void leak(std::vector<Lane::Watch> watches) {
   leaked.push_back(std::move(watches));
 }
 
+// cudaErrorStreamCapture...: a capture forbids the call, for as long as it lasts.
+bool is_of_capture(cuda::Status status) {
+  constexpr int kFirst = 900;
+  constexpr int kLast = 908;
+  return static_cast<int>(status) >= kFirst && static_cast<int>(status) <= kLast;
+}
+
 }  // namespace
 
-Lane::Lane(const CudaApi& cuda, int device, KeptStreams& streams)
-    : cuda_(cuda), device_(device), kept_streams_(streams), outgoing_(cuda), incoming_(cuda) {
+std::optional<StreamPool::Streams> StreamPool::take(int device) {
+  const base::MutexLock lock(mutex_);
+  std::vector<Streams>& pooled = by_device_[device];
+  if (pooled.empty()) return std::nullopt;
+  const Streams streams = pooled.back();
+  pooled.pop_back();
+  return streams;
+}
+
+void StreamPool::give_back(int device, const Streams& streams) {
+  const base::MutexLock lock(mutex_);
+  by_device_[device].push_back(streams);
+}
+
+Lane::Lane(const CudaApi& cuda, int device, StreamPool& streams)
+    : cuda_(cuda),
+      device_(device),
+      stream_pool_(streams),
+      order_([this] { wake(); }),
+      outgoing_(cuda),
+      incoming_(cuda) {
   const base::SignalsBlocked blocked;
   thread_ = std::thread([this] { run(); });
 }
@@ -46,128 +71,110 @@ void Lane::post(Task task) {
   changed_.notify_one();
 }
 
-void Lane::add_pair(TransferOrder::Pair pair, TransferOrder::End end, std::uint64_t source,
-                    Launcher launcher) {
-  const base::MutexLock lock(mutex_);
-  order_.add_pair(pair, end, source);
-  launchers_.emplace(pair, std::move(launcher));
-}
-
-std::vector<std::uint64_t> Lane::drop_pair(TransferOrder::Pair pair) {
-  Launcher launcher;  // destroyed without the lock
-  const base::MutexLock lock(mutex_);
-  if (const auto at = launchers_.find(pair); at != launchers_.end()) {
-    launcher = std::move(at->second);
-    launchers_.erase(at);
-  }
-  order_changed_ = true;
-  changed_.notify_one();
-  idle_.notify_all();
-  moved_ = Clock::now();  // others have time until what the pair has launched is aborted
-  return order_.drop_pair(pair);
-}
-
-Lane::Entered Lane::announce(TransferOrder::Pair pair, std::uint64_t number) {
-  const base::MutexLock lock(mutex_);
-  if (holders_ > 0) return {std::nullopt, true};
-  return {order_.announce(pair, number, Clock::now())};
-}
-
-Lane::Entered Lane::accept(TransferOrder::Pair pair, std::uint64_t number, std::uint64_t clock) {
-  const base::MutexLock lock(mutex_);
-  if (holders_ > 0) return {std::nullopt, true};
-  order_changed_ = true;
-  changed_.notify_one();
-  return {order_.accept(pair, number, clock)};
-}
-
-bool Lane::agree(TransferOrder::Pair pair, std::uint64_t number, std::uint64_t clock) {
+// Also called under the lock of the order.
+void Lane::wake() {
   const base::MutexLock lock(mutex_);
   order_changed_ = true;
   changed_.notify_one();
-  return order_.agree(pair, number, clock);
-}
-
-bool Lane::withdraw(TransferOrder::Pair pair, std::uint64_t number) {
-  const base::MutexLock lock(mutex_);
-  order_changed_ = true;
-  changed_.notify_one();
-  idle_.notify_all();
-  return order_.withdraw(pair, number);
-}
-
-void Lane::finish(TransferOrder::Pair pair) {
-  const base::MutexLock lock(mutex_);
-  order_changed_ = true;
-  changed_.notify_one();
-  idle_.notify_all();
-  moved_ = Clock::now();
-  order_.finish(pair);
-}
-
-std::vector<TransferOrder::Pair> Lane::overdue(std::chrono::nanoseconds age) const {
-  const base::MutexLock lock(mutex_);
-  return order_.overdue(Clock::now() - age);
-}
-
-std::size_t Lane::pending() const {
-  const base::MutexLock lock(mutex_);
-  return order_.pending();
-}
-
-std::size_t Lane::launched() const {
-  const base::MutexLock lock(mutex_);
-  return order_.launched();
-}
-
-std::chrono::nanoseconds Lane::standing_still() const {
-  const base::MutexLock lock(mutex_);
-  return order_.launched() > 0 ? Clock::now() - moved_ : std::chrono::nanoseconds(0);
-}
-
-bool Lane::hold(Clock::time_point deadline) {
-  const base::MutexLock lock(mutex_);
-  ++holders_;
-  const auto busy = [this]() STITCH_REQUIRES(mutex_) {
-    return order_.pending() > 0 || order_.launched() > 0;
-  };
-  while (busy() && idle_.wait_until(mutex_, deadline)) {
-  }
-  if (!busy()) return true;
-  --holders_;
-  return false;
-}
-
-void Lane::release() {
-  const base::MutexLock lock(mutex_);
-  --holders_;
-}
-
-bool Lane::held() const {
-  const base::MutexLock lock(mutex_);
-  return holders_ > 0;
 }
 
 void Lane::watch(Watch watch) { watches_.push_back(std::move(watch)); }
 
 void* Lane::sink() {
   if (sink_ != nullptr) return sink_;
-  const cuda::Status status = cuda_.malloc(&sink_, kSinkBytes);
-  if (status != cuda::kSuccess) {
-    sink_ = nullptr;
-    (void)error_of(status, "no memory for what has no place to go");
+  if (cuda_.malloc(&sink_, kSinkBytes) == cuda::kSuccess) return sink_;
+  find_failure();
+  return sink_ = nullptr;
+}
+
+// --- work on the device ---
+
+cuda::Status Lane::query(cuda::Event event) {
+  const cuda::Status status = cuda_.event_query(event);
+  // kNotReady, too, becomes the last error of the thread, which other code would take for its own.
+  if (status != cuda::kSuccess) (void)cuda_.get_last_error();
+  return status;
+}
+
+void Lane::when_done(cuda::Stream stream, base::UniqueFunction<void(cuda::Status)> then) {
+  Mark mark{stream};
+  record(mark);
+  watch([this, mark, then = std::move(then)]() mutable {
+    const std::optional<cuda::Status> status = check(mark);
+    if (!status) return false;
+    if (mark.event != nullptr) free_events_.push_back(mark.event);
+    then(*status);
+    return true;
+  });
+}
+
+void Lane::record(Mark& mark) {
+  cuda::Status status = cuda::kSuccess;
+  if (mark.event == nullptr && !free_events_.empty()) {
+    mark.event = free_events_.back();
+    free_events_.pop_back();
   }
-  return sink_;
+  if (mark.event == nullptr)
+    status = cuda_.event_create_with_flags(&mark.event, cuda::kEventDisableTiming);
+  if (status == cuda::kSuccess) status = cuda_.event_record(mark.event, mark.stream);
+  mark.recorded = status == cuda::kSuccess;
+  if (!mark.recorded) find_failure();
+}
+
+// A call that fails says nothing of the work, which may still use memory: the memory is freed only
+// when the work is seen to have ended, if need be by another call.
+std::optional<cuda::Status> Lane::check(Mark& mark) {
+  if (mark.recorded) {
+    const cuda::Status status = query(mark.event);
+    if (status == cuda::kSuccess) return status;
+    if (status == cuda::kNotReady) return std::nullopt;
+    mark.recorded = false;
+  }
+  find_failure();
+  if (failure_) return cuda::kLaunchFailure;
+  const cuda::Status status = cuda_.stream_query(mark.stream);
+  if (status == cuda::kSuccess) return status;
+  (void)cuda_.get_last_error();
+  record(mark);  // later than before: it covers more, and not less
+  if (status == cuda::kNotReady || is_of_capture(status) || mark.recorded) return std::nullopt;
+  if (++mark.failures < kMaxFailures) return std::nullopt;
+  lost(status);
+  return status;
+}
+
+Error Lane::error_of(cuda::Status status, const std::string& what) {
+  find_failure();
+  return Error(status == cuda::kOutOfMemory ? ErrorCode::overloaded : ErrorCode::internal,
+               "device " + std::to_string(device_) + ": " + what + ": " +
+                   cuda_.get_error_name(status) + ", " + cuda_.get_error_string(status));
+}
+
+// The last error of a thread says nothing of the device: only a call to the driver asks it.
+void Lane::find_failure() {
+  (void)cuda_.get_last_error();
+  if (failure_ || streams_[0] == nullptr) return;
+  const cuda::Status status = cuda_.stream_query(streams_[0]);
+  if (status == cuda::kSuccess) return;
+  (void)cuda_.get_last_error();
+  if (status != cuda::kNotReady && !is_of_capture(status)) lost(status);
+}
+
+void Lane::lost(cuda::Status status) {
+  failure_.emplace(ErrorCode::internal, "device " + std::to_string(device_) +
+                                            " is lost to this process until it is restarted: " +
+                                            cuda_.get_error_name(status) + ", " +
+                                            cuda_.get_error_string(status));
+  lost_ = true;
 }
 
 // --- the thread ---
 
 void Lane::set_up() {
   cuda::Status status = begin_own_thread(cuda_, device_);
-  const std::optional<KeptStreams::Streams> kept =
-      status == cuda::kSuccess ? kept_streams_.take(device_) : std::nullopt;
-  if (kept) {
-    streams_ = *kept;
+  const std::optional<StreamPool::Streams> pooled =
+      status == cuda::kSuccess ? stream_pool_.take(device_) : std::nullopt;
+  if (pooled) {
+    streams_ = *pooled;
     return;
   }
   int least = 0;
@@ -188,17 +195,17 @@ void Lane::tear_down() {
   const bool hangs = !watches_.empty();
   leak(std::move(watches_));
   watches_.clear();
-  // What hangs may still use all of it, and to free memory would wait for the device.
+  // A device that hangs may still use its memory, and a call that frees memory would wait for it.
   if (hangs) return;
   for (const cuda::Event event : free_events_) (void)cuda_.event_destroy(event);
   const bool all = std::count(streams_.begin(), streams_.end(), nullptr) == 0;
-  if (all && !failure_) kept_streams_.keep(device_, streams_);
+  if (all && !failure_) stream_pool_.give_back(device_, streams_);
   if (sink_ != nullptr) (void)cuda_.free(sink_);
   outgoing_.free_memory();
   incoming_.free_memory();
 }
 
-// What they own may be device memory, which is given back where the device is current.
+// Tasks may own device memory, which is freed on a thread where the device is current.
 void Lane::drop_tasks() {
   std::vector<Task> tasks;
   do {
@@ -272,16 +279,9 @@ bool Lane::launch() {
       issuing_ = nullptr;
       progress = true;
     }
-    std::uint64_t number = 0;
-    Launcher launcher;
-    {
-      const base::MutexLock lock(mutex_);
-      const auto next = order_.launch();
-      if (!next) return progress;
-      if (order_.launched() == 1) moved_ = Clock::now();
-      number = next->key.number;
-      launcher = launchers_.at(next->pair);
-    }
+    const auto next = order_.next();
+    if (!next) return progress;
+    const auto& [launcher, number] = *next;
     progress = true;
     issuing_ = launcher(number);
   }

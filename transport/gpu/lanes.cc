@@ -11,7 +11,7 @@
 #include "stitch/base/error.h"
 #include "stitch/base/signals.h"
 #include "stitch/transport/gpu/gpu_libraries.h"
-#include "stitch/transport/gpu/own_thread.h"
+#include "stitch/transport/gpu/lane_lock.h"
 
 namespace stitch::transport::gpu {
 namespace {
@@ -20,10 +20,10 @@ constexpr std::chrono::seconds kAbortsTimeout(10);
 
 }  // namespace
 
-Lanes::Lanes(const CudaApi& cuda, const NcclApi* nccl, std::shared_ptr<KeptStreams> streams)
+Lanes::Lanes(const CudaApi& cuda, const NcclApi* nccl, std::shared_ptr<StreamPool> streams)
     : cuda_(cuda),
       nccl_(nccl),
-      streams_(streams != nullptr ? std::move(streams) : std::make_shared<KeptStreams>()) {
+      streams_(streams != nullptr ? std::move(streams) : std::make_shared<StreamPool>()) {
   int count = 0;
   const cuda::Status status = cuda_.get_device_count(&count);
   if (status != cuda::kSuccess) {
@@ -34,9 +34,8 @@ Lanes::Lanes(const CudaApi& cuda, const NcclApi* nccl, std::shared_ptr<KeptStrea
   uuids_.resize(static_cast<std::size_t>(count));
   for (int i = 0; i < count; ++i) {
     cuda::Uuid uuid{};
-    if (cuda_.device_get_uuid(&uuid, i) != 0) {
+    if (cuda_.device_get_uuid(&uuid, i) != 0)
       throw Error(ErrorCode::invalid_argument, "device " + std::to_string(i) + " has no UUID");
-    }
     std::memcpy(uuids_[static_cast<std::size_t>(i)].data(), uuid.bytes, sizeof(uuid.bytes));
   }
   const base::MutexLock lock(mutex_);
@@ -101,12 +100,7 @@ bool Lanes::lost(int device) const {
 bool Lanes::held(int device) const {
   const base::MutexLock lock(mutex_);
   const auto& lane = lanes_.at(static_cast<std::size_t>(device));
-  return lane != nullptr && lane->held();
-}
-
-bool Lanes::abort(nccl::Comm comm, int device, base::UniqueFunction<void()> done) {
-  return run_apart(
-      device, [nccl = nccl_, comm] { (void)nccl->comm_abort(comm); }, std::move(done));
+  return lane != nullptr && lane->order().held();
 }
 
 bool Lanes::run_apart(int device, base::UniqueFunction<void()> call,
@@ -127,7 +121,7 @@ bool Lanes::run_apart(int device, base::UniqueFunction<void()> call,
       done = nullptr;
       call = nullptr;
       lock.lock();
-    } else {  // leaked: what they own needs the lanes
+    } else {  // leaked: their owners need the lanes
       new std::pair(std::move(call), std::move(done));
     }
     --apart->running;
@@ -215,3 +209,23 @@ std::size_t Lanes::paused_peers() const {
 }
 
 }  // namespace stitch::transport::gpu
+
+namespace stitch::gpu {
+
+LaneLock::LaneLock(const std::shared_ptr<transport::gpu::Lanes>& lanes, int device,
+                   std::chrono::nanoseconds timeout) {
+  transport::gpu::LaunchOrder& order = lanes->lane(device).order();
+  if (!order.acquire(base::deadline_after(timeout))) {
+    const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(timeout).count();
+    throw Error(ErrorCode::timeout, "device " + std::to_string(device) +
+                                        " still runs transfers by NCCL after " +
+                                        std::to_string(waited) + " ms; it is not locked");
+  }
+  lock_ = std::shared_ptr<void>(&order, [lanes, &order](void*) { order.release(); });
+}
+
+LaneLock lane_lock(int device, std::chrono::nanoseconds timeout) {
+  return {transport::gpu::Lanes::of_process(), device, timeout};
+}
+
+}  // namespace stitch::gpu

@@ -11,76 +11,53 @@
 namespace stitch::transport::gpu {
 namespace {
 
-// Copies of a pattern from device to device and back to the host. Broken peer-to-peer hardware
-// (misconfigured IOMMU) reports success and copies garbage.
-class PeerCopyTest {
- public:
-  static constexpr std::size_t kBytes = 65536;
+constexpr std::size_t kTestedBytes = 65536;
 
-  // `at_source`, `at_destination`: so many bytes of each.
-  PeerCopyTest(const CudaApi& cuda, int source, void* at_source, int destination,
-               DeviceMemory at_destination)
-      : cuda_(cuda),
-        source_(source),
-        destination_(destination),
-        at_source_(at_source),
-        memory_(std::move(at_destination)),
-        at_destination_(memory_.data) {}
+// Copies of a pattern from device to device and back to the host: broken peer-to-peer hardware
+// (misconfigured IOMMU) reports success and copies garbage. On the lane of the destination.
+struct PeerCopyTest {
+  const CudaApi& cuda;
+  const int source;
+  const int destination;
+  void* const at_source;  // kTestedBytes on each device
+  const DeviceMemory at_destination;
+  unsigned char* host = nullptr;
+
   ~PeerCopyTest() {
-    if (host_ != nullptr) (void)cuda_.free_host(host_);
+    if (host != nullptr) (void)cuda.free_host(host);
   }
-  PeerCopyTest(const PeerCopyTest&) = delete;
-  PeerCopyTest& operator=(const PeerCopyTest&) = delete;
-
-  // On the destination's lane.
   cuda::Status start(cuda::Stream stream) {
     int can = 0;
-    cuda::Status status = cuda_.device_can_access_peer(&can, destination_, source_);
-    if (status == cuda::kSuccess && can != 0) {
-      status = cuda_.device_enable_peer_access(source_, 0);
+    void* memory = nullptr;
+    void* const there = at_destination.data;
+    cuda::Status status = cuda.device_can_access_peer(&can, destination, source);
+    const auto ok = [&status](cuda::Status next) { return (status = next) == cuda::kSuccess; };
+    if (ok(status) && can != 0) {
+      status = cuda.device_enable_peer_access(source, 0);
       if (status == cuda::kPeerAccessAlreadyEnabled) {
-        (void)cuda_.get_last_error();
+        (void)cuda.get_last_error();
         status = cuda::kSuccess;
       }
     }
-    void* host = nullptr;
-    if (status == cuda::kSuccess) {
-      status = cuda_.host_alloc(&host, 2 * kBytes, cuda::kHostAllocPortable);
+    if (!ok(status) || !ok(cuda.host_alloc(&memory, 2 * kTestedBytes, cuda::kHostAllocPortable)))
+      return status;
+    host = static_cast<unsigned char*>(memory);
+    for (std::size_t i = 0; i < kTestedBytes; ++i) {
+      host[i] = static_cast<unsigned char>(i * 7 + i / 251);
+      host[kTestedBytes + i] = 0;
     }
-    if (status != cuda::kSuccess) return status;
-    host_ = static_cast<unsigned char*>(host);
-    for (std::size_t i = 0; i < kBytes; ++i) {
-      host_[i] = static_cast<unsigned char>(i * 7 + i / 251);
-      host_[kBytes + i] = 0;
-    }
-    status = cuda_.memcpy_async(at_destination_, host_, kBytes, cuda::kHostToDevice, stream);
-    if (status == cuda::kSuccess) {
-      status = cuda_.memcpy_peer_async(at_source_, source_, at_destination_, destination_, kBytes,
-                                       stream);
-    }
-    if (status == cuda::kSuccess) {
-      status = cuda_.memset_async(at_destination_, 0, kBytes, stream);
-    }
-    if (status == cuda::kSuccess) {
-      status = cuda_.memcpy_peer_async(at_destination_, destination_, at_source_, source_, kBytes,
-                                       stream);
-    }
-    if (status == cuda::kSuccess) {
-      status =
-          cuda_.memcpy_async(host_ + kBytes, at_destination_, kBytes, cuda::kDeviceToHost, stream);
-    }
+    unsigned char* const back = host + kTestedBytes;
+    static_cast<void>(
+        ok(cuda.memcpy_async(there, host, kTestedBytes, cuda::kHostToDevice, stream)) &&
+        ok(cuda.memcpy_peer_async(at_source, source, there, destination, kTestedBytes, stream)) &&
+        ok(cuda.memset_async(there, 0, kTestedBytes, stream)) &&
+        ok(cuda.memcpy_peer_async(there, destination, at_source, source, kTestedBytes, stream)) &&
+        ok(cuda.memcpy_async(back, there, kTestedBytes, cuda::kDeviceToHost, stream)));
     return status;
   }
-  [[nodiscard]] bool passed() const { return std::memcmp(host_, host_ + kBytes, kBytes) == 0; }
-
- private:
-  const CudaApi& cuda_;
-  const int source_;
-  const int destination_;
-  void* const at_source_;
-  const DeviceMemory memory_;
-  void* const at_destination_;
-  unsigned char* host_ = nullptr;
+  [[nodiscard]] bool passed() const {
+    return std::memcmp(host, host + kTestedBytes, kTestedBytes) == 0;
+  }
 };
 
 }  // namespace
@@ -88,15 +65,15 @@ class PeerCopyTest {
 void LocalCopies::start(const IncomingPtr& transfer, std::uint64_t key) {
   const auto hello = transfers_.hello_of(transfer->from);
   Lanes& lanes = transfers_.lanes();
+  IncomingTransfers& incoming = transfers_.incoming();
   std::optional<Lanes::LocalSource> source =
       hello ? lanes.take(hello->uid, transfer->id, key) : std::nullopt;
-  if (!source || source->bytes != transfer->bytes) return transfers_.retry(transfer);
+  if (!source || source->bytes != transfer->bytes) return incoming.retry(transfer);
   Lane& lane = *transfer->lane;
-  if (source->device == lane.device() && transfers_.adopt(transfer, source->owner)) {
-    return transfers_.finish(transfer, std::nullopt);
-  }
-  if (!transfers_.allocate(transfer, lane.copies_in()))
-    return transfers_.finish(transfer, transfer->no_memory);
+  if (source->device == lane.device() && incoming.adopt(transfer, source->owner))
+    return incoming.finish(transfer, std::nullopt);
+  if (!incoming.allocate(transfer, lane.copies_in()))
+    return incoming.finish(transfer, transfer->no_memory);
   const CudaApi& cuda = lanes.cuda();
   const cuda::Status status =
       source->device == lane.device()
@@ -108,14 +85,15 @@ void LocalCopies::start(const IncomingPtr& transfer, std::uint64_t key) {
   // while.
   const auto not_copied = [this, transfer, &lane, from = source->device](cuda::Status why) {
     const Error error = lane.error_of(why, "bytes cannot be copied to it");
-    if (from == lane.device() || lane.failure()) return transfers_.finish(transfer, error);
+    if (from == lane.device() || lane.failure())
+      return transfers_.incoming().finish(transfer, error);
     failed(transfer->from, lane.device(), from, lane.device(), error.what());
-    transfers_.retry(transfer);
+    transfers_.incoming().retry(transfer);
   };
   if (status != cuda::kSuccess) return not_copied(status);
-  lane.when_done(lane.copies_in(), [this, self = transfers_.shared_from_this(), transfer,
-                                    not_copied, source = std::move(source)](cuda::Status done) {
-    if (done == cuda::kSuccess) return transfers_.finish(transfer, std::nullopt);
+  lane.when_done(lane.copies_in(), [this, self = transfers_.self(), transfer, not_copied,
+                                    source = std::move(source)](cuda::Status done) {
+    if (done == cuda::kSuccess) return transfers_.incoming().finish(transfer, std::nullopt);
     not_copied(done);
   });
 }
@@ -144,12 +122,12 @@ void LocalCopies::test(PeerId to, int source, int destination) {
   own.watch([allocated, over] { return over->load(); });
   // With the part of the test on the destination's lane, whether that runs or is dropped.
   const std::shared_ptr<void> in_use(nullptr, [over](void*) { over->store(true); });
-  lane->post([this, self = transfers_.shared_from_this(), lane, source, destination, cannot,
+  lane->post([this, self = transfers_.self(), lane, source, destination, cannot,
               memory = allocated->data, in_use] {
     DeviceMemory there = memory_for_test(*lane);
     if (there.data == nullptr) return cannot("there is no memory to test it");
-    const auto test = std::make_shared<PeerCopyTest>(transfers_.lanes().cuda(), source, memory,
-                                                     destination, std::move(there));
+    const std::shared_ptr<PeerCopyTest> test(
+        new PeerCopyTest{transfers_.lanes().cuda(), source, destination, memory, std::move(there)});
     std::string why;
     const cuda::Status started = test->start(lane->copies_in());
     if (started != cuda::kSuccess)
@@ -168,14 +146,13 @@ void LocalCopies::test(PeerId to, int source, int destination) {
 DeviceMemory LocalCopies::memory_for_test(Lane& lane) {
   std::string reason;
   if (transfers_.options().allocate) {
-    return transfers_.allocate_on(lane, transfers_.options().allocate, PeerCopyTest::kBytes,
-                                  lane.copies_in(), reason);
+    return transfers_.allocate(lane, transfers_.options().allocate, kTestedBytes, lane.copies_in(),
+                               reason);
   }
   const CudaApi& cuda = transfers_.lanes().cuda();
   DeviceMemory memory;
-  const cuda::Status status = cuda.malloc(&memory.data, PeerCopyTest::kBytes);
-  if (status != cuda::kSuccess) {
-    (void)lane.error_of(status, "peer copies cannot be tested");
+  if (cuda.malloc(&memory.data, kTestedBytes) != cuda::kSuccess) {
+    lane.find_failure();
     return {};
   }
   memory.owner = std::shared_ptr<void>(memory.data, [&cuda](void* data) { (void)cuda.free(data); });

@@ -7,9 +7,9 @@
 
 namespace stitch::transport::gpu {
 
-// The part of NCCL that stitch uses, as a table of functions: filled at run time from libnccl.so.2,
-// or by the double of the tests. Declared as in NCCL 2.28; tests/gpu compares with NCCL's own
-// header where it is installed. Values and meanings are those of NCCL's documentation.
+// The functions of NCCL that stitch uses, as a table: filled at run time from libnccl.so.2, or by
+// the double of the tests. Declared as in NCCL 2.28; tests/gpu compares with NCCL's own header
+// where that is installed. NCCL's documentation has the values and meanings.
 namespace nccl {
 
 enum Result : int {
@@ -35,7 +35,7 @@ constexpr int version_code(int major, int minor, int patch) {
 }
 
 // ncclConfig_t of 2.28. A newer library reads as much as `size` says, an older one as much as it
-// knows: fields are only ever added at the end, and those that stitch sets are older than 2.26.
+// knows: NCCL adds fields at the end, and the fields that stitch sets are older than 2.26.
 // Both ends of a communicator have one version all the same (path_choice.h).
 struct Config {
   std::size_t size = sizeof(Config);
@@ -79,3 +79,17 @@ struct NcclApi {
 };
 
 }  // namespace stitch::transport::gpu
+
+// The functions of NcclApi by the names that NCCL gives them: X(member, symbol).
+#define STITCH_NCCL_FUNCTIONS(X)                   \
+  X(get_version, ncclGetVersion)                   \
+  X(get_unique_id, ncclGetUniqueId)                \
+  X(comm_init_rank_config, ncclCommInitRankConfig) \
+  X(comm_get_async_error, ncclCommGetAsyncError)   \
+  X(comm_abort, ncclCommAbort)                     \
+  X(send, ncclSend)                                \
+  X(recv, ncclRecv)                                \
+  X(group_start, ncclGroupStart)                   \
+  X(group_end, ncclGroupEnd)                       \
+  X(get_error_string, ncclGetErrorString)          \
+  X(get_last_error, ncclGetLastError)

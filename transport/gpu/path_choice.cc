@@ -27,31 +27,14 @@ std::array<std::uint64_t, 2> host_id() {
 }  // namespace
 
 std::string_view to_string(Path path) noexcept {
-  switch (path) {
-    case Path::staging:
-      return "staging";
-    case Path::local:
-      return "local copy";
-    case Path::peer:
-      return "peer copy";
-    case Path::nccl:
-      return "NCCL";
-  }
-  return "unknown path";
+  constexpr std::array<std::string_view, kPaths> kNames{"staging", "local copy", "peer copy",
+                                                        "NCCL"};
+  return kNames.at(static_cast<std::size_t>(path));
 }
 
 std::string_view short_name(Path path) noexcept {
-  switch (path) {
-    case Path::staging:
-      return "staging";
-    case Path::local:
-      return "local";
-    case Path::peer:
-      return "peer";
-    case Path::nccl:
-      return "nccl";
-  }
-  return "unknown";
+  constexpr std::array<std::string_view, kPaths> kNames{"staging", "local", "peer", "nccl"};
+  return kNames.at(static_cast<std::size_t>(path));
 }
 
 ProcessIdentity this_process() {
@@ -97,6 +80,46 @@ PathChoice choose_path(const PathEnd& source, const PathEnd& destination, const 
   choice.open_nccl = states.nccl == PathState::untried;
   if (states.nccl == PathState::open) choice.path = Path::nccl;
   return choice;
+}
+
+void PathReport::count(PeerId peer, int device, Path path, bool sent, std::size_t bytes) {
+  const base::MutexLock lock(mutex_);
+  PathCount& entry = counts_[{peer, device, path, sent}];
+  entry = {peer, device, path, sent, entry.messages + 1, entry.bytes + bytes};
+}
+
+void PathReport::failed(PeerId peer, int device, Path path, const std::string& why) {
+  {
+    const base::MutexLock lock(mutex_);
+    if (lost_.contains(peer)) return;
+    ++failures_[{peer, device, path}];
+  }
+  say(peer, static_cast<unsigned>(path),
+      std::string(to_string(path)) + " of device " + std::to_string(device) +
+          " is not used, pinned memory is: " + why);
+}
+
+void PathReport::say(PeerId peer, unsigned reason, std::string text) {
+  {
+    const base::MutexLock lock(mutex_);
+    if (lost_.contains(peer) || !said_.insert({peer, reason}).second) return;
+  }
+  say_(peer, std::move(text));
+}
+
+void PathReport::forget(PeerId peer) {
+  const base::MutexLock lock(mutex_);
+  lost_.insert(peer);
+  std::erase_if(failures_, [peer](const auto& each) { return std::get<0>(each.first) == peer; });
+}
+
+void PathReport::add_to(std::vector<PathCount>& counts, std::vector<PathFailures>& failures) const {
+  const base::MutexLock lock(mutex_);
+  for (const auto& [key, entry] : counts_) counts.push_back(entry);
+  for (const auto& [key, number] : failures_) {
+    const auto& [peer, device, path] = key;
+    failures.push_back({peer, device, path, number});
+  }
 }
 
 }  // namespace stitch::transport::gpu

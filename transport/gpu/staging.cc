@@ -22,15 +22,59 @@ Error no_pinned_memory() {
 
 }  // namespace
 
-std::shared_ptr<Transfers> Staging::kept() const { return transfers_.shared_from_this(); }
+// ---- StagingRing
+
+void StagingRing::take(Taken taken) {
+  takers_.push_back(std::move(taken));
+  serve();
+}
+
+void StagingRing::give_back(std::byte* slot) {
+  free_.push_back(slot);
+  serve();
+}
+
+// Callbacks may take and give back; only the outermost call goes round.
+void StagingRing::serve() {
+  if (serving_) return;
+  serving_ = true;
+  while (!takers_.empty()) {
+    if (memory_ == nullptr) {
+      void* memory = nullptr;
+      if (cuda_.host_alloc(&memory, kSlots * kSlotBytes, cuda::kHostAllocPortable) ==
+          cuda::kSuccess) {
+        memory_ = static_cast<std::byte*>(memory);
+        for (std::size_t i = kSlots; i > 0; --i) free_.push_back(memory_ + (i - 1) * kSlotBytes);
+      } else {
+        (void)cuda_.get_last_error();
+      }
+    }
+    if (memory_ != nullptr && free_.empty()) break;
+    Taken taken = std::move(takers_.front());
+    takers_.pop_front();
+    std::byte* slot = nullptr;
+    if (memory_ != nullptr) {
+      slot = free_.back();
+      free_.pop_back();
+    }
+    taken(slot);
+  }
+  serving_ = false;
+}
+
+void StagingRing::free_memory() {
+  if (memory_ != nullptr) (void)cuda_.free_host(memory_);
+  takers_.clear();
+}
+
+// ---- Staging
 
 // --- destination ---
 
 void Staging::start(const IncomingPtr& transfer) {
-  if (transfer->bytes == 0) return transfers_.finish(transfer, std::nullopt);
-  if (!transfers_.allocate(transfer, transfer->lane->copies_in())) {
-    return transfers_.finish(transfer, transfer->no_memory);
-  }
+  if (transfer->bytes == 0) return transfers_.incoming().finish(transfer, std::nullopt);
+  if (!transfers_.incoming().allocate(transfer, transfer->lane->copies_in()))
+    return transfers_.incoming().finish(transfer, transfer->no_memory);
   const std::size_t chunks = chunks_of(transfer->bytes);
   {
     const base::MutexLock lock(mutex_);
@@ -41,8 +85,8 @@ void Staging::start(const IncomingPtr& transfer) {
 
 void Staging::ask_for_slot(const IncomingPtr& transfer) {
   ++transfer->staged.asked;
-  transfer->lane->incoming().take([this, self = kept(), transfer](std::byte* slot) {
-    if (slot == nullptr) return transfers_.finish(transfer, no_pinned_memory());
+  transfer->lane->incoming().take([this, self = transfers_.self(), transfer](std::byte* slot) {
+    if (slot == nullptr) return transfers_.incoming().finish(transfer, no_pinned_memory());
     {
       const base::MutexLock lock(mutex_);
       if (transfer->staged.over) {
@@ -85,9 +129,8 @@ void Staging::on_data(const IncomingPtr& transfer, const DataFrame& frame) {
   }
   std::memcpy(slot, frame.bytes.data(), frame.bytes.size());
   transfer->lane->post(
-      [this, self = kept(), transfer, slot, offset = frame.offset, bytes = frame.bytes.size()] {
-        write_chunk(transfer, slot, offset, bytes);
-      });
+      [this, self = transfers_.self(), transfer, slot, offset = frame.offset,
+       bytes = frame.bytes.size()] { write_chunk(transfer, slot, offset, bytes); });
 }
 
 void Staging::write_chunk(const IncomingPtr& transfer, std::byte* slot, std::uint64_t offset,
@@ -100,7 +143,8 @@ void Staging::write_chunk(const IncomingPtr& transfer, std::byte* slot, std::uin
   }
   if (over) return lane.incoming().give_back(slot);
   const auto failed = [this, transfer, &lane](cuda::Status status) {
-    transfers_.finish(transfer, lane.error_of(status, "received bytes cannot be copied to it"));
+    transfers_.incoming().finish(transfer,
+                                 lane.error_of(status, "received bytes cannot be copied to it"));
   };
   const cuda::Status status = transfers_.lanes().cuda().memcpy_async(
       static_cast<std::byte*>(transfer->memory.data) + offset, slot, bytes, cuda::kHostToDevice,
@@ -109,17 +153,17 @@ void Staging::write_chunk(const IncomingPtr& transfer, std::byte* slot, std::uin
     lane.incoming().give_back(slot);
     return failed(status);
   }
-  lane.when_done(lane.copies_in(),
-                 [this, self = kept(), transfer, &lane, slot, failed](cuda::Status done) {
-                   lane.incoming().give_back(slot);
-                   if (done != cuda::kSuccess) return failed(done);
-                   const std::size_t chunks = chunks_of(transfer->bytes);
-                   if (++transfer->staged.written == chunks) {
-                     transfers_.finish(transfer, std::nullopt);
-                   } else if (transfer->staged.asked < chunks) {
-                     ask_for_slot(transfer);
-                   }
-                 });
+  lane.when_done(lane.copies_in(), [this, self = transfers_.self(), transfer, &lane, slot,
+                                    failed](cuda::Status done) {
+    lane.incoming().give_back(slot);
+    if (done != cuda::kSuccess) return failed(done);
+    const std::size_t chunks = chunks_of(transfer->bytes);
+    if (++transfer->staged.written == chunks) {
+      transfers_.incoming().finish(transfer, std::nullopt);
+    } else if (transfer->staged.asked < chunks) {
+      ask_for_slot(transfer);
+    }
+  });
 }
 
 // --- source ---
@@ -137,7 +181,7 @@ void Staging::on_grant(const OutgoingPtr& transfer, const GrantFrame& frame) {
     }
     staged.granted = granted;
   }
-  transfer->lane->post([this, self = kept(), transfer, chunks = frame.chunks] {
+  transfer->lane->post([this, self = transfers_.self(), transfer, chunks = frame.chunks] {
     for (std::uint32_t i = 0; i < chunks; ++i) send_chunk(transfer);
   });
 }
@@ -146,29 +190,31 @@ void Staging::send_chunk(const OutgoingPtr& transfer) {
   const std::uint64_t offset = transfer->staged.offset;
   const std::size_t bytes = std::min(kChunk, transfer->source.bytes - offset);
   transfer->staged.offset += bytes;
-  transfer->lane->outgoing().take([this, self = kept(), transfer, offset, bytes](std::byte* slot) {
-    if (slot == nullptr) return transfers_.cancel(transfer, no_pinned_memory());
-    Lane& lane = *transfer->lane;
-    const auto failed = [this, transfer, &lane, slot](cuda::Status status) {
-      lane.outgoing().give_back(slot);
-      transfers_.cancel(transfer, lane.error_of(status, "the bytes to send cannot be copied"));
-    };
-    const auto* const from = static_cast<const std::byte*>(transfer->source.data) + offset;
-    const cuda::Status status = transfers_.lanes().cuda().memcpy_async(
-        slot, from, bytes, cuda::kDeviceToHost, lane.copies_out());
-    if (status != cuda::kSuccess) return failed(status);
-    lane.when_done(lane.copies_out(), [this, self, transfer, &lane, slot, offset, bytes,
-                                       failed](cuda::Status done) {
-      if (done != cuda::kSuccess) return failed(done);
-      base::Bytes frame = encode(DataFrame{transfer->id, offset, {slot, bytes}});
-      lane.outgoing().give_back(slot);
-      {
-        const base::MutexLock lock(mutex_);
-        ++transfer->staged.data_sent;  // first: its destination may grant the next one at once
-      }
-      transfers_.send_frame(transfer->to, std::move(frame));
-    });
-  });
+  transfer->lane->outgoing().take(
+      [this, self = transfers_.self(), transfer, offset, bytes](std::byte* slot) {
+        if (slot == nullptr) return transfers_.outgoing().cancel(transfer, no_pinned_memory());
+        Lane& lane = *transfer->lane;
+        const auto failed = [this, transfer, &lane, slot](cuda::Status status) {
+          lane.outgoing().give_back(slot);
+          transfers_.outgoing().cancel(transfer,
+                                       lane.error_of(status, "the bytes to send cannot be copied"));
+        };
+        const auto* const from = static_cast<const std::byte*>(transfer->source.data) + offset;
+        const cuda::Status status = transfers_.lanes().cuda().memcpy_async(
+            slot, from, bytes, cuda::kDeviceToHost, lane.copies_out());
+        if (status != cuda::kSuccess) return failed(status);
+        lane.when_done(lane.copies_out(), [this, self, transfer, &lane, slot, offset, bytes,
+                                           failed](cuda::Status done) {
+          if (done != cuda::kSuccess) return failed(done);
+          base::Bytes frame = encode(DataFrame{transfer->id, offset, {slot, bytes}});
+          lane.outgoing().give_back(slot);
+          {
+            const base::MutexLock lock(mutex_);
+            ++transfer->staged.data_sent;  // first: its destination may grant the next one at once
+          }
+          transfers_.send_frame(transfer->to, std::move(frame));
+        });
+      });
 }
 
 }  // namespace stitch::transport::gpu

@@ -120,7 +120,6 @@ struct KindOf;
   X(RtsFrame, rts, RTS)                     \
   X(CtsFrame, cts, CTS)                     \
   X(RetryFrame, retry, RETRY)               \
-  X(DeclineFrame, decline, DECLINE)         \
   X(GrantFrame, grant, GRANT)               \
   X(DataFrame, data, DATA)                  \
   X(FinishedFrame, finished, FINISHED)      \
@@ -132,8 +131,8 @@ struct KindOf;
 STITCH_FRAMES(STITCH_KIND)
 #undef STITCH_KIND
 
-// What each frame has behind its kind, in the order of PROTOCOL.md. RETRY, DECLINE and FORGET name
-// a transfer and say nothing else.
+// The fields of each frame behind its kind, in the order of PROTOCOL.md. RETRY and FORGET name a
+// transfer and say nothing else.
 template <class Io, class Frame>
 void fields(Io& io, Frame& frame) {
   using Kind = std::remove_const_t<Frame>;
@@ -193,7 +192,7 @@ FrameKind kind_of(FrameBytes frame) {
   if (frame.empty()) refuse("device transfer frame is empty");
   const auto kind = static_cast<std::uint8_t>(frame[0]);
   if (kind < static_cast<std::uint8_t>(FrameKind::hello) ||
-      kind > static_cast<std::uint8_t>(FrameKind::decline))
+      kind > static_cast<std::uint8_t>(FrameKind::forget))
     refuse("device transfer frame has kind " + std::to_string(kind));
   return static_cast<FrameKind>(kind);
 }

@@ -11,9 +11,9 @@
 #include "stitch/transport/gpu/nccl_api.h"
 #include "stitch/transport/gpu/path_choice.h"
 
-// The frames of device transfers, byte for byte as PROTOCOL.md has them: each a kind and fields.
-// encode() never fails; decode() throws Error(protocol) for bytes that no correct peer sends. Any
-// thread.
+// The frames of device transfers, byte for byte as in PROTOCOL.md: each a kind and fields. encode()
+// never fails; decode() throws Error(protocol) for bytes that no correct peer sends. Thread
+// contract: any thread.
 namespace stitch::transport::gpu {
 
 enum class FrameKind : std::uint8_t {
@@ -29,7 +29,6 @@ enum class FrameKind : std::uint8_t {
   comm_ready = 10,
   comm_break = 11,
   forget = 12,
-  decline = 13,
 };
 
 // A directed pair of devices of two workers in one of its epochs.
@@ -58,13 +57,10 @@ struct CtsFrame {
   PairName pair;
   std::uint64_t clock = 0;
 };
-struct RetryFrame {  // destination: send that transfer again, by staging
+struct RetryFrame {  // destination: begin that transfer again, by staging
   std::uint64_t id = 0;
 };
-struct DeclineFrame {  // destination: as RETRY, because its device is held; the pair lives
-  std::uint64_t id = 0;
-};
-struct GrantFrame {  // destination: there is room for so many more chunks
+struct GrantFrame {  // destination: has slots for so many more chunks
   std::uint64_t id = 0;
   std::uint32_t chunks = 0;
 };
@@ -73,18 +69,18 @@ struct DataFrame {
   std::uint64_t offset = 0;
   std::span<const std::byte> bytes;
 };
-struct FinishedFrame {  // destination: has the bytes, or does not want them for `text`
+struct FinishedFrame {  // destination: has the bytes, or refuses them by `text`
   std::uint64_t id = 0;
   PairName pair{};  // only for id 0
   std::uint8_t failed = 0;
   std::string text{};
 };
-struct CancelFrame {  // source: the bytes will not come
+struct CancelFrame {  // source: the transfer has failed
   std::uint64_t id = 0;
   std::uint8_t code = 0;  // an ErrorCode
   std::string text;
 };
-struct ForgetFrame {  // source: its CANCEL and that FINISHED crossed each other
+struct ForgetFrame {  // source: CANCEL and that FINISHED have crossed
   std::uint64_t id = 0;
 };
 struct CommOpenFrame {

@@ -26,9 +26,7 @@ void TransferOrder::check_clock(std::uint64_t clock, const char* frame) const {
 }
 
 void TransferOrder::add_pair(Pair pair, End end, std::uint64_t source) {
-  if (!pairs_.try_emplace(pair, PairState{end, source, {}}).second) {
-    throw Error(ErrorCode::internal, "pair " + std::to_string(pair) + " is in the order already");
-  }
+  pairs_.try_emplace(pair, PairState{end, source, {}});
 }
 
 std::vector<std::uint64_t> TransferOrder::drop_pair(Pair pair) {
@@ -46,9 +44,6 @@ std::vector<std::uint64_t> TransferOrder::drop_pair(Pair pair) {
 std::optional<std::uint64_t> TransferOrder::announce(Pair pair, std::uint64_t number, Time now) {
   PairState* const state = find(pair);
   if (state == nullptr || clock_ >= kMaxClock - 1) return std::nullopt;
-  if (state->end != End::source || state->keys.contains(number)) {
-    throw Error(ErrorCode::internal, named(number) + " cannot be announced on this pair");
-  }
   ++clock_;
   const Key key{clock_, state->source, number};
   state->keys.emplace(number, key);
@@ -126,9 +121,6 @@ std::optional<TransferOrder::Launch> TransferOrder::launch() {
 
 void TransferOrder::finish(Pair pair) {
   const auto of_pair = launched_by_pair_.find(pair);
-  if (of_pair == launched_by_pair_.end()) {
-    throw Error(ErrorCode::internal, "pair " + std::to_string(pair) + " has nothing launched");
-  }
   if (--of_pair->second == 0) launched_by_pair_.erase(of_pair);
   --launched_;
 }

@@ -16,16 +16,15 @@ namespace stitch::transport::gpu {
 // device, and both ends launch under the same key; so the launches of all devices are parts of one
 // total order, and no device waits for another that waits for it (PROTOCOL.md, "Order").
 //
-// Pure state: no I/O, no clock, not thread-safe. Owned by a Lane, which locks. What an event asks
-// for is returned: the clock value to send, the transfer to launch.
+// Pure state: no I/O, no clock. Thread contract: not thread-safe; LaunchOrder owns it and locks.
 class TransferOrder {
  public:
   using Time = std::chrono::steady_clock::time_point;
-  // A directed pair of devices in one of its epochs; what breaks, breaks as a pair. Chosen by the
-  // owner and never used again after drop_pair().
+  // A directed pair of devices in one of its epochs. Chosen by the owner, and never used again
+  // after drop_pair().
   using Pair = std::uint64_t;
 
-  // Both ends agree on it.
+  // The key of a transfer, equal at both ends.
   struct Key {
     std::uint64_t clock = 0;
     std::uint64_t source = 0;  // uid of the source worker
@@ -38,51 +37,48 @@ class TransferOrder {
   };
   struct Limits {
     std::size_t launched = 64;          // launched and not finished, on the device
-    std::size_t launched_by_pair = 32;  // and of one pair
+    std::size_t launched_by_pair = 32;  // likewise, of one pair
   };
   enum class End : std::uint8_t { source, destination };
 
-  // No clock value exceeds this; at most so much beyond the own clock may one be that a peer sends.
+  // The largest clock value, and the largest step of a peer's clock value beyond the own clock.
   static constexpr std::uint64_t kMaxClock = std::uint64_t{1} << 62;
   static constexpr std::uint64_t kMaxClockStep = std::uint64_t{1} << 48;
 
   TransferOrder() : TransferOrder(Limits()) {}
   explicit TransferOrder(Limits limits) : limits_(limits) {}
 
-  // A pair of which this device is one end. `source` is the uid of its source's worker. REQUIRES:
-  // `pair` is new.
+  // Adds a pair with an end at this device. `source` is the uid of the worker at its source.
+  // REQUIRES: `pair` is new.
   void add_pair(Pair pair, End end, std::uint64_t source);
-  // The pair is broken: a peer is lost, a CTS is late, a transfer was cancelled or failed. Its
-  // transfers that are not launched leave the order; those launched count until finish(). Returns
-  // the numbers of those that left. Nothing for a pair that is not there.
+  // Drops a broken pair: its pending transfers leave the order, its launched ones count until
+  // finish(). Returns the numbers of the pending ones.
   std::vector<std::uint64_t> drop_pair(Pair pair);
 
-  // Source: the bytes of the transfer are ready. Its entry is tentative until agree(). Returns the
-  // clock value for its RTS; nothing when the pair is not there or the clock has reached its limit:
-  // the transfer takes another path. REQUIRES: this end is the source, `number` is not in use.
+  // Source: enters a tentative transfer. Returns the clock value for its RTS; nothing without the
+  // pair, or at the limit of the clock. REQUIRES: this end is the source, `number` is not in use.
   [[nodiscard]] std::optional<std::uint64_t> announce(Pair pair, std::uint64_t number, Time now);
-  // Destination: an RTS with that clock value arrived. Its entry is final. Returns the clock value
-  // for the CTS; nothing as announce(). Throws Error(protocol) for what no correct source sends: a
-  // number that is in use, a clock value out of range, an RTS against the direction of the pair.
+  // Destination: enters a final transfer, by the clock value of its RTS. Returns the clock value
+  // for the CTS, or nothing as announce() does. Throws Error(protocol) for an RTS of no correct
+  // source: a number in use, a clock value out of range, the wrong direction.
   [[nodiscard]] std::optional<std::uint64_t> accept(Pair pair, std::uint64_t number,
                                                     std::uint64_t clock);
-  // Source: a CTS with that clock value arrived. False when the pair is not there any more. Throws
-  // Error(protocol) for what no correct destination sends: a transfer that is not tentative, a
-  // clock value that is out of range or not above that of the RTS.
+  // Source: makes a transfer final, by the clock value of its CTS. Returns false without the pair.
+  // Throws Error(protocol) for a CTS of no correct destination: a transfer that is not tentative, a
+  // clock value out of range or not above that of the RTS.
   bool agree(Pair pair, std::uint64_t number, std::uint64_t clock);
 
-  // Source: the destination will not launch that transfer, and the pair lives. True: it was
-  // tentative, and has left the order.
+  // Source: the destination will not launch that transfer. Returns whether it was tentative: then
+  // it has left the order.
   bool withdraw(Pair pair, std::uint64_t number);
 
-  // The transfer to launch now, which leaves the order and counts as launched: the one with the
-  // smallest key, when that is final and the limits allow it.
+  // The next launch: the pending transfer with the smallest key, if that is final and the limits
+  // allow it. The transfer leaves the order and counts as launched.
   [[nodiscard]] std::optional<Launch> launch();
-  // The device has finished with a launched transfer, or it was aborted. REQUIRES: launch()
-  // returned it, and finish() was not called for it.
+  // A launched transfer has ended, or was aborted. REQUIRES: once for each launch().
   void finish(Pair pair);
 
-  // The pairs with a transfer that was announced at `time` or before and has no CTS.
+  // The pairs with a tentative transfer that was announced at `time` or before.
   [[nodiscard]] std::vector<Pair> overdue(Time time) const;
 
   [[nodiscard]] std::size_t pending() const noexcept { return pending_.size(); }
@@ -95,7 +91,7 @@ class TransferOrder {
     std::uint64_t source = 0;
     std::map<std::uint64_t, Key> keys;  // of its pending transfers, by number
   };
-  // Keys of correct workers differ. The pair keeps those of a worker apart that uses another's uid.
+  // Keys of correct workers differ. The pair keeps apart the keys of a worker with another's uid.
   struct Place {
     Key key;
     Pair pair = 0;
@@ -110,7 +106,7 @@ class TransferOrder {
   void check_clock(std::uint64_t clock, const char* frame) const;
 
   Limits limits_;
-  std::uint64_t clock_ = 0;  // at least every clock value of a final key here
+  std::uint64_t clock_ = 0;  // at least the clock value of every final key here
   std::map<Pair, PairState> pairs_;
   std::map<Place, Entry> pending_;
   std::size_t launched_ = 0;

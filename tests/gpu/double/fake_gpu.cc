@@ -7,7 +7,6 @@
 #include <stdexcept>
 #include <utility>
 
-#include "stitch/transport/gpu/api_symbols.h"
 #include "tests/gpu/double/fake_cuda.h"
 #include "tests/gpu/double/fake_nccl.h"
 #include "tests/gpu/double/machine.h"
