@@ -40,25 +40,27 @@ TEST(Stalls, SendsAndReceivesOfADeviceAreOnOneStream) {
   EXPECT_EQ(world.transfers[0]->counters().breaks, 0U);
 }
 
-// More are behind it than may be launched of one pair.
+// One transfer is launched behind the one that stalls; then come more than one pair may launch.
 TEST(Stalls, WhatIsBehindATransferThatStallsGoesByStagingToo) {
   TransfersWorld world({.workers = 3,
                         .gpu = {.devices = 3, .hardware_queues = 0},
                         .adjust = [](std::size_t worker, DeviceTransfers::Options& options) {
-                          options.stall_timeout = worker == 0 ? 500ms : 60s;
+                          options.stall_timeout = worker == 0 ? 2s : 60s;
                           options.reopen_backoff = 1ms;
                         }});
   world.await_path(0, 0, 1, 1, Path::nccl);
   world.await_path(0, 0, 2, 2, Path::nccl);
   const auto staged = world.count(0, 2, Path::staging, true).messages;
   const int gate = hold(world, 1, 1);
-  std::vector<std::shared_ptr<TestTransfer>> all;
-  for (std::size_t i = 0; i <= TransferOrder::Limits().launched_by_pair; ++i)
-    all.push_back(world.start(0, 0, 1, 1, 5000, 'a'));
   const Lane& lane = world.lanes(0)->lane(0);
-  ASSERT_TRUE(eventually([&] { return lane.order().launched() > 0; }));
-  all.push_back(world.start(0, 0, 2, 2, 5000, 'b'));
-  world.wait(*all.back());
+  std::vector<std::shared_ptr<TestTransfer>> all{world.start(0, 0, 1, 1, 5000, 'a')};
+  ASSERT_TRUE(eventually([&] { return lane.order().launched() == 1; }));
+  const auto behind = world.start(0, 0, 2, 2, 5000, 'b');
+  ASSERT_TRUE(eventually([&] { return lane.order().launched() == 2; }));
+  for (std::size_t i = 0; i < TransferOrder::Limits().launched_by_pair; ++i)
+    all.push_back(world.start(0, 0, 1, 1, 5000, 'a'));
+  world.wait(*behind);
+  all.push_back(behind);
   EXPECT_GE(world.transfers[0]->counters().breaks, 1U);
   EXPECT_EQ(world.count(0, 2, Path::staging, true).messages, staged + 1);
   world.gpu.open_gate(gate);
