@@ -139,7 +139,6 @@ class FrameView {
   [[nodiscard]] const std::vector<BufferView>& buffers() const noexcept { return buffers_; }
 
  private:
-
   std::uint16_t kind_ = 0;
   std::span<const std::byte> body_;
   std::vector<Section> sections_;
