@@ -13,6 +13,7 @@
 #include <string>
 #include <unordered_set>
 
+#include "stitch/dist_optim/distributed_optimizer.h"
 #include "stitch/rpc/calls.h"
 
 namespace stitch::optim {
@@ -23,8 +24,7 @@ namespace {
 
 // Calls use(parameter, gradient) for each parameter that has one, once.
 template <class Use>
-void for_each_gradient(const dist_autograd::ContextId& id, const AnyOptimizer::Owned& owned,
-                       const Use& use) {
+void for_each_gradient(const dist_autograd::ContextId& id, const Owned& owned, const Use& use) {
   const auto context = dist_autograd::find_usable_context(id);
   if (!context) return;
   const at::NoGradGuard no_grad;
@@ -41,7 +41,7 @@ void for_each_gradient(const dist_autograd::ContextId& id, const AnyOptimizer::O
 }  // namespace
 
 // These run on each owner. The norm of all its gradients, squared.
-double squared_norm_here(const dist_autograd::ContextId& id, const AnyOptimizer::Owned& owned) {
+double squared_norm_here(const dist_autograd::ContextId& id, const Owned& owned) {
   std::map<std::string, std::vector<at::Tensor>> by_device;  // so that each is read once
   for_each_gradient(id, owned, [&](const auto&, const at::Tensor&, const at::Tensor& gradient) {
     const at::Tensor values = gradient.is_sparse() ? gradient.coalesce().values() : gradient;
@@ -54,14 +54,12 @@ double squared_norm_here(const dist_autograd::ContextId& id, const AnyOptimizer:
     squared += at::stack(norms).square().sum().item<double>();
   return squared;
 }
-void scale_owned_here(const dist_autograd::ContextId& id, const AnyOptimizer::Owned& owned,
-                      double factor) {
+void scale_owned_here(const dist_autograd::ContextId& id, const Owned& owned, double factor) {
   for_each_gradient(id, owned, [&](const auto& context, const at::Tensor& parameter, const auto&) {
     context.change_gradient(parameter, [&](const at::Tensor& kept) { return kept * factor; });
   });
 }
-void limit_owned_here(const dist_autograd::ContextId& id, const AnyOptimizer::Owned& owned,
-                      double limit) {
+void limit_owned_here(const dist_autograd::ContextId& id, const Owned& owned, double limit) {
   for_each_gradient(id, owned, [&](const auto& context, const at::Tensor& parameter, const auto&) {
     context.change_gradient(parameter, [&](const at::Tensor& kept) {
       if (!kept.is_sparse()) return kept.clamp(-limit, limit);
@@ -79,9 +77,9 @@ namespace {
 
 // Calls F on each owner with what is there.
 template <auto F, class... Arguments>
-auto on_owners(const dist_autograd::ContextId& context, const AnyOptimizer::Owned& owned,
+auto on_owners(const dist_autograd::ContextId& context, const Owned& owned,
                std::optional<std::chrono::nanoseconds> timeout, Arguments... arguments) {
-  std::map<WorkerId, AnyOptimizer::Owned> by_owner;
+  std::map<WorkerId, Owned> by_owner;
   for (const auto& each : owned) by_owner[each.owner().id].push_back(each);
   std::vector<decltype(rpc_async<F>(TargetOptions{WorkerId(0)}, context, owned, arguments...))>
       results;
@@ -92,8 +90,8 @@ auto on_owners(const dist_autograd::ContextId& context, const AnyOptimizer::Owne
   return when_all(std::move(results));
 }
 
-AnyOptimizer::Owned owned_by(const Optimizers& optimizers) {
-  AnyOptimizer::Owned all;
+Owned owned_by(const Optimizers& optimizers) {
+  Owned all;
   for (const auto* optimizer : optimizers) {
     const auto owned = optimizer->owned();
     all.insert(all.end(), owned.begin(), owned.end());
@@ -103,8 +101,7 @@ AnyOptimizer::Owned owned_by(const Optimizers& optimizers) {
 
 // Some gradients have been changed when it fails, and others not.
 template <auto F>
-void change(const dist_autograd::ContextHandle& context, const AnyOptimizer::Owned& owned,
-            double argument) {
+void change(const dist_autograd::ContextHandle& context, const Owned& owned, double argument) {
   try {
     on_owners<F>(context.id(), owned, std::nullopt, argument).get();
   } catch (...) {
@@ -123,8 +120,7 @@ void check_limit(const char* what, double limit) {
 
 double clip_factor(double norm, double max_norm) { return std::min(1.0, max_norm / (norm + 1e-6)); }
 
-Future<double> gradient_norm(const dist_autograd::ContextId& context,
-                             const AnyOptimizer::Owned& owned,
+Future<double> gradient_norm(const dist_autograd::ContextId& context, const Owned& owned,
                              std::optional<std::chrono::nanoseconds> timeout) {
   return on_owners<detail::squared_norm_here>(context, owned, timeout)
       .then([](const std::vector<double>& squared) {

@@ -215,14 +215,6 @@ OptionsOf<Optimizer> options_from_values(const NamedValues& values) {
   return options;
 }
 
-// The state that `optimizer`, made for a single parameter, keeps for it; null when there is none
-// yet.
-template <class Optimizer>
-torch::optim::OptimizerParamState* parameter_state(Optimizer& optimizer) {
-  auto& states = optimizer.state();
-  return states.empty() ? nullptr : states.begin()->second.get();
-}
-
 // What `optimizer` finds a parameter's state by: its identity, as text in older libtorch.
 template <class Optimizer>
 auto state_key(Optimizer& optimizer, const at::Tensor& parameter) {
@@ -234,15 +226,6 @@ auto state_key(Optimizer& optimizer, const at::Tensor& parameter) {
   } else {
     return Key(parameter.unsafeGetTensorImpl());
   }
-}
-
-// Replaces it; null removes it.
-template <class Optimizer>
-void set_parameter_state(Optimizer& optimizer, const at::Tensor& parameter,
-                         std::unique_ptr<torch::optim::OptimizerParamState> state) {
-  auto& states = optimizer.state();
-  states.clear();
-  if (state) states[state_key(optimizer, parameter)] = std::move(state);
 }
 
 template <class Optimizer>

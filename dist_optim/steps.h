@@ -42,10 +42,10 @@ class ParameterList {
       : parameters_(std::move(parameters)) {}
   // The same.
   ParameterList(std::initializer_list<NamedParameter> parameters) : parameters_(parameters) {}
+  // Those without a name have an empty one.
+  [[nodiscard]] const std::vector<NamedParameter>& named() const { return parameters_; }
 
  private:
-  template <class Optimizer>
-  friend class DistributedOptimizer;
   std::vector<NamedParameter> parameters_;
 };
 
@@ -72,19 +72,10 @@ class OwnedParameters {
   std::shared_ptr<Shared> shared_ = std::make_shared<Shared>();
 };
 
-// A DistributedOptimizer of whatever type: where its parameters are.
-class AnyOptimizer {
- public:
-  using Owned = std::vector<RRef<OwnedParameters>>;  // one for each owner
-  // For the functions below.
-  [[nodiscard]] virtual Owned owned() const = 0;
+// What optimizers have on their owners.
+using Owned = std::vector<RRef<OwnedParameters>>;
 
- protected:
-  AnyOptimizer() = default;
-  AnyOptimizer(const AnyOptimizer&) = default;
-  AnyOptimizer& operator=(const AnyOptimizer&) = default;
-  ~AnyOptimizer() = default;
-};
+class AnyOptimizer;  // distributed_optimizer.h
 // `{&adam, &sgd}`.
 using Optimizers = std::vector<const AnyOptimizer*>;
 
@@ -103,7 +94,7 @@ void clip_grad_value(const dist_autograd::ContextHandle& context, const Optimize
 
 // For the steps: the norm that clip_grad_norm() returns.
 [[nodiscard]] Future<double> gradient_norm(const dist_autograd::ContextId& context,
-                                           const AnyOptimizer::Owned& owned,
+                                           const Owned& owned,
                                            std::optional<std::chrono::nanoseconds> timeout);
 // What they are multiplied by.
 [[nodiscard]] double clip_factor(double norm, double max_norm);
@@ -170,7 +161,7 @@ struct StepPlan {
   using Timeout = std::optional<std::chrono::nanoseconds>;  // of a call
   dist_autograd::ContextId context;                         // whose gradients
   std::shared_ptr<StepNumber> number{};                     // of the first optimizer
-  AnyOptimizer::Owned owned{};                              // by all of them
+  Owned owned{};                                            // by all of them
   // One for each owner, with what its gradients are scaled by.
   std::vector<std::function<Future<std::int64_t>(double scale, Timeout timeout)>> owners{};
 

@@ -252,7 +252,7 @@ void expect_fitting_state(const optim::OptionsOf<Optimizer>& options, const std:
                           NamedValues state, at::IntArrayRef sizes) {
   SCOPED_TRACE(optim::optimizer_name<Optimizer>());
   const auto parameter = make_rref(torch::ones({3, 2}).set_requires_grad(true));
-  optim::LocalOptimizer<Optimizer> local(
+  auto local = optim::make_local<Optimizer>(
       {{{{"w", parameter}}, optim::options_to_values<Optimizer>(options)}},
       optim::StalePolicy::detect);
   const auto stage = [&](const at::Tensor& tensor) {
@@ -339,12 +339,12 @@ TEST(Checkpoint, ASaveThatIsCutOffLeavesAWholeCheckpoint) {
 // What a peer can send to an owner: values with names and types, each checked.
 TEST(Checkpoint, OptionsAndStateFromTheWireAreCheckedByNameAndType) {
   Cluster cluster(2);
-  using Local = optim::LocalOptimizer<SGD>;
+  using Local = optim::LocalOptimizer;
   const auto weights = weights_on({"worker1"});
   const auto good = optim::options_to_values<SGD>(SGDOptions(0.5));
-  const auto local =
-      stitch::remote<Local>("worker1", std::vector<optim::OwnersGroup>{{named(weights), good}},
-                            optim::StalePolicy::detect);
+  const auto local = stitch::remote<&optim::make_local<SGD>>(
+      "worker1", std::vector<optim::OwnersGroup>{{named(weights), good}},
+      optim::StalePolicy::detect);
   const auto refused = [&](const NamedValues& values) {
     const Error error =
         error_of([&] { local.rpc_sync<&Local::set_options>(0U, std::vector{values}); });

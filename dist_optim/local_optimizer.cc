@@ -1,0 +1,293 @@
+#include "stitch/dist_optim/local_optimizer.h"
+
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+#include <unordered_map>
+
+#include "stitch/base/error.h"
+#include "stitch/base/mutex.h"
+#include "stitch/dist_autograd/context.h"
+#include "stitch/dist_optim/checkpoint.h"
+#include "stitch/rpc/calls.h"
+
+namespace stitch::optim {
+
+namespace {
+
+using OptimizerOptions = torch::optim::OptimizerOptions;
+
+struct Entry {
+  Entry(std::string entry_name, std::uint64_t of_group, RRef<at::Tensor> held,
+        const at::Tensor& tensor, StalePolicy policy)
+      : name(std::move(entry_name)),
+        group(of_group),
+        reference(std::move(held)),
+        shadow(tensor, policy) {}
+  void set_options(const OptimizerOptions& options) {
+    for (auto& each : optimizer->param_groups()) each.set_options(options.clone());
+    rate = 1;
+  }
+  void multiply_rate(double by) {
+    if (by == rate) return;
+    for (auto& each : optimizer->param_groups()) {
+      if (rate == 1) base_lr = each.options().get_lr();
+      each.options().set_lr(base_lr * by);
+    }
+    rate = by;
+  }
+  // Null when there is none yet.
+  [[nodiscard]] const torch::optim::OptimizerParamState* state() const {
+    const auto& states = optimizer->state();
+    return states.empty() ? nullptr : states.begin()->second.get();
+  }
+  // null removes it.
+  void set_state(OptimizerType::State state) {
+    auto& states = optimizer->state();
+    states.clear();
+    if (state) states[state_key(*optimizer, shadow.shadow())] = std::move(state);
+  }
+  [[nodiscard]] c10::Device device() const {
+    base::MutexLock lock(shadow.lock());
+    return shadow.shadow().device();
+  }
+
+  const std::string name;
+  const std::uint64_t group;
+  const RRef<at::Tensor> reference;  // keeps the parameter
+  ShadowParameter shadow;
+  std::unique_ptr<torch::optim::Optimizer> optimizer;
+  // Guarded by the lock of the shadow: what the group's rate is multiplied by, and what it was
+  // before that.
+  double rate = 1, base_lr = 0;
+};
+using Entries = std::vector<std::shared_ptr<Entry>>;
+
+struct Staged {
+  std::string load;
+  std::unordered_map<std::uint64_t, OptimizerType::State> states;  // by position
+};
+
+}  // namespace
+
+struct LocalOptimizer::Body {
+  Body(const OptimizerType& of_type, StalePolicy stale_policy)
+      : type(of_type), policy(stale_policy) {}
+
+  [[nodiscard]] std::shared_ptr<const Entries> all_entries() {
+    base::MutexLock lock(mutex);
+    return entries;
+  }
+  void set_entries(Entries all) STITCH_REQUIRES(mutex) {
+    std::vector<at::Tensor> parameters;
+    for (const auto& entry : all) parameters.push_back(entry->shadow.parameter());
+    owned.set(std::move(parameters));
+    entries = std::make_shared<const Entries>(std::move(all));
+  }
+  [[nodiscard]] std::shared_ptr<Entry> entry_at(std::uint64_t position) {
+    const auto all = all_entries();
+    if (position < all->size()) return (*all)[position];
+    throw Error(ErrorCode::out_of_range, "parameter " + std::to_string(position) +
+                                             " does not exist: this owner has " +
+                                             std::to_string(all->size()));
+  }
+  // Checks values of options.
+  [[nodiscard]] std::vector<std::unique_ptr<OptimizerOptions>> decoded(
+      const std::vector<NamedValues>& values) const {
+    std::vector<std::unique_ptr<OptimizerOptions>> all;
+    for (const auto& each : values) all.push_back(type.options_from_values(each));
+    return all;
+  }
+  void apply_options(std::uint64_t first, const std::vector<NamedValues>& values) {
+    const auto given = decoded(values);
+    std::shared_ptr<const Entries> all;
+    {
+      base::MutexLock lock(mutex);
+      if (first > options.size() || values.size() > options.size() - first) {
+        throw Error(ErrorCode::out_of_range, "group " + std::to_string(first + values.size() - 1) +
+                                                 " does not exist: this optimizer has " +
+                                                 std::to_string(options.size()));
+      }
+      std::copy(values.begin(), values.end(), options.begin() + static_cast<std::ptrdiff_t>(first));
+      all = entries;
+    }
+    for (const auto& entry : *all) {
+      if (entry->group < first || entry->group - first >= given.size()) continue;
+      base::MutexLock lock(entry->shadow.lock());
+      entry->set_options(*given[entry->group - first]);
+    }
+  }
+
+  const OptimizerType& type;
+  const StalePolicy policy;
+  OwnedParameters owned;
+  base::Mutex growing;  // before mutex
+  base::Mutex mutex;    // before that of owned
+  std::shared_ptr<const Entries> entries STITCH_GUARDED_BY(mutex) =
+      std::make_shared<const Entries>();                      // of all groups
+  std::vector<NamedValues> options STITCH_GUARDED_BY(mutex);  // of each group, checked
+  Staged staged STITCH_GUARDED_BY(mutex);
+};
+
+LocalOptimizer::LocalOptimizer(const OptimizerType& type, std::vector<OwnersGroup> groups,
+                               StalePolicy policy)
+    : body_(std::make_unique<Body>(type, policy)) {
+  add_groups(0, std::move(groups));
+}
+LocalOptimizer::LocalOptimizer(LocalOptimizer&&) noexcept = default;
+LocalOptimizer::~LocalOptimizer() = default;
+
+void LocalOptimizer::add_groups(std::uint64_t number, std::vector<OwnersGroup> groups) {
+  base::MutexLock one_at_a_time(body_->growing);
+  Entries all = *body_->all_entries();
+  std::unordered_map<const void*, const Entry*> seen;
+  for (const auto& entry : all)
+    seen.emplace(entry->shadow.parameter().unsafeGetTensorImpl(), entry.get());
+  std::vector<NamedValues> added;
+  for (auto& group : groups) {
+    const std::uint64_t place = number + added.size();
+    static_cast<void>(body_->type.options_from_values(group.options));
+    for (auto& [name, reference] : group.parameters) {
+      const at::Tensor& tensor = reference.local_value();
+      if (!tensor.defined() || !tensor.is_leaf()) {
+        throw Error(ErrorCode::invalid_argument,
+                    reference.describe() + " (\"" + name +
+                        "\") is not a parameter: it must be a leaf tensor");
+      }
+      if (const auto other = seen.find(tensor.unsafeGetTensorImpl()); other != seen.end()) {
+        if (other->second->group == place) continue;
+        throw Error(ErrorCode::invalid_argument,
+                    "optimizer was given one tensor as parameter \"" + other->second->name +
+                        "\" of group " + std::to_string(other->second->group) + " and \"" + name +
+                        "\" of group " + std::to_string(place) +
+                        ": every step would change it twice");
+      }
+      auto entry = std::make_shared<Entry>(std::move(name), place, std::move(reference), tensor,
+                                           body_->policy);
+      entry->optimizer = body_->type.make(entry->shadow.shadow(), group.options);
+      seen.emplace(tensor.unsafeGetTensorImpl(), entry.get());
+      all.push_back(std::move(entry));
+    }
+    added.push_back(std::move(group.options));
+  }
+  base::MutexLock lock(body_->mutex);
+  auto& options = body_->options;
+  if (options.size() != number) {
+    throw Error(ErrorCode::invalid_argument, "group " + std::to_string(number) +
+                                                 " cannot be added: there are " +
+                                                 std::to_string(options.size()));
+  }
+  options.insert(options.end(), added.begin(), added.end());
+  body_->set_entries(std::move(all));
+}
+
+void LocalOptimizer::drop_groups(std::uint64_t number) {
+  base::MutexLock one_at_a_time(body_->growing);
+  Entries left = *body_->all_entries();
+  std::erase_if(left, [&](const auto& entry) { return entry->group >= number; });
+  base::MutexLock lock(body_->mutex);
+  if (body_->options.size() > number) body_->options.resize(number);
+  body_->set_entries(std::move(left));
+}
+
+RRef<OwnedParameters> LocalOptimizer::owned() const { return make_rref(body_->owned); }
+
+std::int64_t LocalOptimizer::step(const dist_autograd::ContextId& context, const StepOrder& order) {
+  // None on a worker that the context never reached.
+  const auto gradients = dist_autograd::find_usable_context(context);
+  const auto entries = body_->all_entries();
+  std::vector<std::pair<Entry*, at::Tensor>> due;
+  for (const auto& entry : *entries) {
+    at::Tensor gradient =
+        gradients ? gradients->stored_gradient(entry->shadow.parameter()) : at::Tensor();
+    if (!gradient.defined()) continue;
+    entry->shadow.check(gradient, entry->name);
+    if (body_->type.check_rows) body_->type.check_rows(entry->shadow.parameter(), gradient);
+    if (order.scale != 1) {
+      const at::NoGradGuard no_grad;
+      gradient = gradient * order.scale;
+    }
+    due.emplace_back(entry.get(), std::move(gradient));
+  }
+  fault_step();
+  const bool bump = !body_->type.bumps_version;
+  for (auto& [entry, gradient] : due) {
+    base::MutexLock lock(entry->shadow.lock());
+    entry->shadow.begin_step(gradient, entry->name);
+    entry->multiply_rate(order.rate);
+    struct End {
+      ShadowParameter& shadow;
+      const bool bump_version;
+      ~End() { shadow.end_step(bump_version); }
+    } const end{entry->shadow, bump};
+    entry->optimizer->step();
+  }
+  return static_cast<std::int64_t>(due.size());
+}
+
+void LocalOptimizer::set_options(std::uint64_t first, const std::vector<NamedValues>& values) {
+  body_->apply_options(first, values);
+}
+
+std::vector<NamedValues> LocalOptimizer::options() const {
+  base::MutexLock lock(body_->mutex);
+  return body_->options;
+}
+
+std::vector<SavedParameter> LocalOptimizer::parameters() const {
+  std::vector<SavedParameter> all;
+  for (const auto& entry : *body_->all_entries())
+    all.push_back({entry->name, entry->shadow.parameter().sizes().vec(), std::nullopt});
+  return all;
+}
+
+std::optional<NamedValues> LocalOptimizer::state(std::uint64_t position) const {
+  const auto entry = body_->entry_at(position);
+  base::MutexLock lock(entry->shadow.lock());
+  const auto* const kept = entry->state();
+  if (kept == nullptr) return std::nullopt;
+  return body_->type.state_to_values(*kept);
+}
+
+void LocalOptimizer::stage(const std::string& load, std::uint64_t position,
+                           const std::optional<NamedValues>& values) {
+  const auto entry = body_->entry_at(position);
+  if (values) body_->type.check_state_sizes(*values, entry->shadow.parameter());
+  auto state = values ? body_->type.state_from_values(*values) : nullptr;
+  if (state) body_->type.move_state(*state, entry->device());
+  base::MutexLock lock(body_->mutex);
+  Staged& staged = body_->staged;
+  if (staged.load != load) staged = {load, {}};
+  staged.states.insert_or_assign(position, std::move(state));
+}
+
+void LocalOptimizer::commit(const std::string& load, const std::vector<NamedValues>& options) {
+  static_cast<void>(body_->decoded(options));
+  const auto entries = body_->all_entries();
+  Staged staged;
+  {
+    base::MutexLock lock(body_->mutex);
+    if (body_->staged.load != load || body_->staged.states.size() != entries->size()) {
+      throw Error(ErrorCode::cancelled,
+                  "loading the optimizer's state ended: another load began meanwhile");
+    }
+    staged = std::exchange(body_->staged, {});
+  }
+  for (auto& [position, state] : staged.states) {  // nothing, unless a parameter has moved
+    if (state) body_->type.move_state(*state, entries->at(position)->device());
+  }
+  for (auto& [position, state] : staged.states) {
+    Entry& entry = *entries->at(position);
+    base::MutexLock lock(entry.shadow.lock());
+    entry.set_state(std::move(state));
+  }
+  body_->apply_options(0, options);
+}
+
+void LocalOptimizer::discard(const std::string& load) {
+  Staged forgotten;
+  base::MutexLock lock(body_->mutex);
+  if (body_->staged.load == load) forgotten = std::exchange(body_->staged, {});
+}
+
+}  // namespace stitch::optim
