@@ -8,7 +8,7 @@
 #include "stitch/dist_optim/backward_and_step.h"      // IWYU pragma: export
 #include "stitch/dist_optim/distributed_optimizer.h"  // IWYU pragma: export
 #include "stitch/dist_optim/files/tensor_file.h"      // IWYU pragma: export
-#include "stitch/dist_optim/shadow_parameter.h"       // IWYU pragma: export
+#include "stitch/dist_optim/parameter_lock.h"         // IWYU pragma: export
 #include "stitch/dist_optim/sparse_optimizers.h"      // IWYU pragma: export
 #include "stitch/rpc/calls.h"                         // IWYU pragma: export
 #include "stitch/rpc/future/blocking_region.h"        // IWYU pragma: export

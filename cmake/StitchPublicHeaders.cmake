@@ -8,8 +8,9 @@ set(STITCH_PUBLIC_HEADERS
   dist_optim/backward_and_step.h
   dist_optim/distributed_optimizer.h
   dist_optim/files/tensor_file.h
+  dist_optim/grad_scaler.h
+  dist_optim/parameter_lock.h
   dist_optim/schedules.h
-  dist_optim/shadow_parameter.h
   dist_optim/sparse_optimizers.h
   dist_optim/steps.h
   rpc/calls.h

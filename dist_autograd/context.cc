@@ -155,6 +155,8 @@ void ContextHandle::scale_gradients(double factor) const {
   }
 }
 
+std::uint64_t ContextHandle::steps_before() const noexcept { return state_->steps_before(); }
+
 void ContextHandle::fail(const Error& error) const {
   const PassId pass{agent_->self().id, agent_->self().epoch, state_->next_pass()};
   Engine::of(*agent_).fail_context(*state_, {.context = id(), .pass = pass}, error, {});

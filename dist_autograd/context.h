@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <chrono>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -89,6 +90,9 @@ class ContextHandle {
   // none), which runs under a lock and must not change its argument.
   void change_gradient(const at::Tensor& leaf,
                        const std::function<at::Tensor(const at::Tensor& gradient)>& how) const;
+  // Likewise: how many steps optimizers had made of parameters of this worker when the context
+  // reached it.
+  [[nodiscard]] std::uint64_t steps_before() const noexcept;
   // Likewise: fails the context everywhere, as a pass that fails does.
   void fail(const Error& error) const;
   // The graph of all workers as Graphviz: the graph behind all sent tensors and `roots`, a colour

@@ -16,6 +16,7 @@
 #include "stitch/base/recycler.h"
 #include "stitch/dist_autograd/graph/gradient_store.h"
 #include "stitch/dist_autograd/graph/ids.h"
+#include "stitch/dist_autograd/graph/optimizers_step.h"
 #include "stitch/dist_autograd/graph/send_node.h"
 #include "stitch/dist_autograd/messages.h"
 #include "stitch/rref/lifetime/interval_set.h"
@@ -50,6 +51,8 @@ class ContextState {
   [[nodiscard]] const std::shared_ptr<GradientStore>& gradients() const noexcept {
     return gradients_;
   }
+  // optimizer_steps when the context reached this worker.
+  [[nodiscard]] std::uint64_t steps_before() const noexcept { return steps_before_; }
   [[nodiscard]] bool ended() const STITCH_EXCLUDES(mutex_);
   // The error of the pass that failed first, as far as this worker knows.
   [[nodiscard]] std::optional<Error> failure() const STITCH_EXCLUDES(mutex_);
@@ -123,6 +126,7 @@ class ContextState {
   void check_usable() const STITCH_REQUIRES(mutex_);
   [[nodiscard]] bool is_past(PassId id) const STITCH_REQUIRES(mutex_);
   const ContextId id_;
+  const std::uint64_t steps_before_ = optimizer_steps;
   const std::shared_ptr<GradientStore> gradients_ = std::make_shared<GradientStore>();
 
   mutable base::Mutex mutex_;

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <utility>
 #include <vector>
 
@@ -11,13 +10,14 @@
 namespace stitch::optim {
 
 namespace detail {
-template <class... Optimizers>
-StepPlan plan_of(const dist_autograd::ContextHandle& context,
-                 DistributedOptimizer<Optimizers>&... optimizers) {
-  StepPlan plan{.context = context.id()};
-  (optimizers.add_to(plan), ...);
-  return plan;
-}
+// The functions below, without templates.
+StepResult backward_and_step(const dist_autograd::ContextHandle& context,
+                             std::vector<at::Tensor> losses, const dist_autograd::Options& options,
+                             const StepOptions& step_options, const Optimizers& optimizers);
+[[nodiscard]] Future<StepResult> backward_and_step_async(
+    const dist_autograd::ContextHandle& context, std::vector<at::Tensor> losses,
+    const dist_autograd::Options& options, const StepOptions& step_options,
+    const Optimizers& optimizers);
 }  // namespace detail
 
 // context.backward(losses, options) and then optimizer.step(context) with each of the optimizers,
@@ -28,16 +28,16 @@ StepPlan plan_of(const dist_autograd::ContextHandle& context,
 //
 // Waits for the pass and for all steps; returns how many parameters were stepped. Throws what
 // backward() throws, and then nothing was stepped, unless a worker was lost or the pass ended early
-// while its last messages were under way: then the error says how many. Throws what step() throws
-// when an owner failed to step. Parameters that two optimizers share are stepped by both. On
+// while its last messages were under way: then the error names the owners. Throws what step()
+// throws when an owner failed to step. Parameters that two optimizers share are stepped by both. On
 // devices of this worker the order is that of step(). Thread contract: any thread.
 template <class... Optimizers>
 std::int64_t backward_and_step(const dist_autograd::ContextHandle& context,
                                std::vector<at::Tensor> losses,
                                const dist_autograd::Options& options,
                                DistributedOptimizer<Optimizers>&... optimizers) {
-  return sum_of(backward_and_steps(context, std::move(losses), options,
-                                   detail::plan_of(context, optimizers...).plain()));
+  return detail::backward_and_step(context, std::move(losses), options, {}, {&optimizers...})
+      .stepped;
 }
 // The same with default options.
 template <class... Optimizers>
@@ -47,18 +47,16 @@ std::int64_t backward_and_step(const dist_autograd::ContextHandle& context,
   return backward_and_step(context, std::move(losses), dist_autograd::Options(), optimizers...);
 }
 
-// The same with steps that are clipped, over the parameters of all these optimizers together, or
-// have a timeout, which begins with them. StepResult::step is that of the first optimizer. An error
-// does not say how many parameters were stepped.
+// The same with options: clipped over the parameters of all these optimizers together, scaled by
+// one scaler, which takes it as one step, with a timeout that begins with the steps.
+// StepResult::step is that of the first optimizer.
 template <class... Optimizers>
 StepResult backward_and_step(const dist_autograd::ContextHandle& context,
                              std::vector<at::Tensor> losses, const dist_autograd::Options& options,
                              const StepOptions& step_options,
                              DistributedOptimizer<Optimizers>&... optimizers) {
-  const auto result = std::make_shared<StepResult>();
-  backward_and_steps(context, std::move(losses), options,
-                     {detail::plan_of(context, optimizers...).together(step_options, result)});
-  return *result;
+  return detail::backward_and_step(context, std::move(losses), options, step_options,
+                                   {&optimizers...});
 }
 
 // Without waiting. The context must not end before the future is ready; the optimizers may. With
@@ -68,9 +66,8 @@ template <class... Optimizers>
 [[nodiscard]] Future<std::int64_t> backward_and_step_async(
     const dist_autograd::ContextHandle& context, std::vector<at::Tensor> losses,
     const dist_autograd::Options& options, DistributedOptimizer<Optimizers>&... optimizers) {
-  return backward_and_steps_async(context, std::move(losses), options,
-                                  detail::plan_of(context, optimizers...).plain())
-      .then(&sum_of);
+  return detail::backward_and_step_async(context, std::move(losses), options, {}, {&optimizers...})
+      .then([](const StepResult& result) { return result.stepped; });
 }
 // The same with default options.
 template <class... Optimizers>
@@ -79,6 +76,15 @@ template <class... Optimizers>
     DistributedOptimizer<Optimizers>&... optimizers) {
   return backward_and_step_async(context, std::move(losses), dist_autograd::Options(),
                                  optimizers...);
+}
+// The same with options of the steps.
+template <class... Optimizers>
+[[nodiscard]] Future<StepResult> backward_and_step_async(
+    const dist_autograd::ContextHandle& context, std::vector<at::Tensor> losses,
+    const dist_autograd::Options& options, const StepOptions& step_options,
+    DistributedOptimizer<Optimizers>&... optimizers) {
+  return detail::backward_and_step_async(context, std::move(losses), options, step_options,
+                                         {&optimizers...});
 }
 
 }  // namespace stitch::optim

@@ -1,4 +1,4 @@
-#include "stitch/dist_optim/steps.h"
+#include "stitch/dist_optim/step_plan.h"
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
@@ -8,12 +8,12 @@
 #include <cmath>
 #include <cstdint>
 #include <map>
-#include <numeric>
 #include <optional>
 #include <string>
 #include <unordered_set>
 
 #include "stitch/dist_optim/distributed_optimizer.h"
+#include "stitch/dist_optim/shadow_parameter.h"
 #include "stitch/rpc/calls.h"
 
 namespace stitch::optim {
@@ -40,19 +40,22 @@ void for_each_gradient(const dist_autograd::ContextId& id, const Owned& owned, c
 
 }  // namespace
 
-// These run on each owner. The norm of all its gradients, squared.
-double squared_norm_here(const dist_autograd::ContextId& id, const Owned& owned) {
+// These run on each owner. What it finds, with the square of the norm.
+Findings look_at_gradients_here(const dist_autograd::ContextId& id, const Owned& owned) {
+  Findings found;
   std::map<std::string, std::vector<at::Tensor>> by_device;  // so that each is read once
-  for_each_gradient(id, owned, [&](const auto&, const at::Tensor&, const at::Tensor& gradient) {
-    const at::Tensor values = gradient.is_sparse() ? gradient.coalesce().values() : gradient;
-    const bool narrow = values.scalar_type() == at::kHalf || values.scalar_type() == at::kBFloat16;
-    const at::Tensor norm = narrow ? at::norm(values, 2, at::kFloat) : at::norm(values, 2);
-    by_device[norm.device().str()].push_back(norm.to(at::kDouble));
-  });
-  double squared = 0;
+  for_each_gradient(
+      id, owned, [&](const auto& context, const at::Tensor& parameter, const at::Tensor& gradient) {
+        found.staleness = std::max(found.staleness, steps_since(parameter, context.steps_before()));
+        const at::Tensor values = gradient.is_sparse() ? gradient.coalesce().values() : gradient;
+        const bool narrow =
+            values.scalar_type() == at::kHalf || values.scalar_type() == at::kBFloat16;
+        const at::Tensor norm = narrow ? at::norm(values, 2, at::kFloat) : at::norm(values, 2);
+        by_device[norm.device().str()].push_back(norm.to(at::kDouble));
+      });
   for (const auto& [device, norms] : by_device)
-    squared += at::stack(norms).square().sum().item<double>();
-  return squared;
+    found.norm += at::stack(norms).square().sum().item<double>();
+  return found;
 }
 void scale_owned_here(const dist_autograd::ContextId& id, const Owned& owned, double factor) {
   for_each_gradient(id, owned, [&](const auto& context, const at::Tensor& parameter, const auto&) {
@@ -120,11 +123,17 @@ void check_limit(const char* what, double limit) {
 
 double clip_factor(double norm, double max_norm) { return std::min(1.0, max_norm / (norm + 1e-6)); }
 
-Future<double> gradient_norm(const dist_autograd::ContextId& context, const Owned& owned,
-                             std::optional<std::chrono::nanoseconds> timeout) {
-  return on_owners<detail::squared_norm_here>(context, owned, timeout)
-      .then([](const std::vector<double>& squared) {
-        return std::sqrt(std::accumulate(squared.begin(), squared.end(), 0.0));
+Future<Findings> look_at_gradients(const dist_autograd::ContextId& context, const Owned& owned,
+                                   StepPlan::Timeout timeout) {
+  return on_owners<detail::look_at_gradients_here>(context, owned, timeout)
+      .then([](const std::vector<Findings>& found) {
+        Findings all;
+        for (const Findings& each : found) {
+          all.norm += each.norm;
+          all.staleness = std::max(all.staleness, each.staleness);
+        }
+        all.norm = std::sqrt(all.norm);
+        return all;
       });
 }
 
@@ -133,7 +142,7 @@ double clip_grad_norm(const dist_autograd::ContextHandle& context, const Optimiz
   check_limit("max_norm", max_norm);
   context.throw_if_unusable();
   const auto owned = owned_by(optimizers);
-  const double norm = gradient_norm(context.id(), owned, std::nullopt).get();
+  const double norm = look_at_gradients(context.id(), owned, std::nullopt).get().norm;
   const double factor = clip_factor(norm, max_norm);
   if (std::isfinite(norm) && factor < 1) change<detail::scale_owned_here>(context, owned, factor);
   return norm;

@@ -1,18 +1,20 @@
+// One file, though long: an optimizer on its own worker, with the parts that it has on others.
 #include "stitch/dist_optim/distributed_optimizer.h"
 
 #include <algorithm>
-#include <atomic>
+#include <deque>
 #include <map>
 #include <optional>
-#include <unordered_set>
 
 #include "stitch/base/error.h"
 #include "stitch/base/mutex.h"
 #include "stitch/dist_optim/checkpoint.h"
+#include "stitch/dist_optim/step_plan.h"
 
 namespace stitch::optim {
 
-namespace {
+// Not without a name: g++ warns of the classes below then.
+inline namespace parts_on_owners {
 
 struct Part {
   WorkerInfo owner;
@@ -21,8 +23,36 @@ struct Part {
 };
 using Parts = std::vector<Part>;  // one for each owner
 
+// A life of an owner: one that comes back has none of the parameters that it had.
+using Life = std::pair<WorkerId, std::uint64_t>;
+Life life_of(const WorkerInfo& owner) { return {owner.id, owner.epoch}; }
+
 // Where a parameter is stepped.
 struct Place {
+  std::uint64_t group = 0;
+  Life owner;
+};
+// Throws Error(invalid_argument) for a name that there is not.
+template <class Names>
+auto& place_in(Names& names, const std::string& name) {
+  const auto found = names.find(name);
+  if (found == names.end())
+    throw Error(ErrorCode::invalid_argument, "optimizer has no parameter named \"" + name + '"');
+  return found->second;
+}
+
+// All groups, with the parameters of one owner.
+struct OwnersGroups {
+  OwnersGroups(WorkerInfo its_owner, const std::vector<NamedValues>& options)
+      : owner(std::move(its_owner)) {
+    for (const auto& each : options) groups.push_back({{}, each});
+  }
+  WorkerInfo owner;
+  std::vector<OwnersGroup> groups;
+};
+
+// A parameter while a checkpoint is loaded.
+struct LoadPlace {
   const Part* part;
   std::uint64_t position;
   std::vector<std::int64_t> sizes;
@@ -43,7 +73,7 @@ void undo(const Parts& parts, const Arguments&... arguments) {
     static_cast<void>(base::failure_of([&] { undone.get(); }));
 }
 
-}  // namespace
+}  // namespace parts_on_owners
 
 struct AnyOptimizer::State {
   State(const Kind& its_kind, StalePolicy stale_policy) : kind(its_kind), policy(stale_policy) {}
@@ -51,33 +81,70 @@ struct AnyOptimizer::State {
     base::MutexLock lock(mutex);
     return parts;
   }
+  // The number of a step of that context that has failed, or a new one.
+  [[nodiscard]] std::shared_ptr<StepNumber> number_for(const dist_autograd::ContextId& context) {
+    base::MutexLock lock(mutex);
+    const auto found = std::find_if(unfinished.begin(), unfinished.end(),
+                                    [&](const auto& each) { return each.first == context; });
+    if (found == unfinished.end()) return std::make_shared<StepNumber>(counters, schedule);
+    auto number = std::move(found->second);
+    unfinished.erase(found);
+    return number;
+  }
+  void keep(const dist_autograd::ContextId& context, const std::shared_ptr<StepNumber>& number) {
+    if (!number->taken()) return;
+    base::MutexLock lock(mutex);
+    unfinished.emplace_back(context, number);
+    if (unfinished.size() > kUnfinished) unfinished.pop_front();
+  }
+  // Parts of owners that have none yet.
+  [[nodiscard]] Parts made_parts(const std::map<Life, OwnersGroups>& groups) const {
+    Parts made;
+    std::vector<Future<RRef<OwnedParameters>>> owned;
+    for (const auto& [life, its] : groups) {
+      made.push_back({its.owner, kind.make_part(its.owner, its.groups, policy), {}});
+      owned.push_back(made.back().optimizer.rpc_async<&LocalOptimizer::owned>());
+    }
+    auto all = when_all(std::move(owned)).get();
+    for (std::size_t i = 0; i < made.size(); ++i) made[i].owned = std::move(all[i]);
+    return made;
+  }
 
   const Kind kind;
   const StalePolicy policy;
+  const std::shared_ptr<StepCounters> counters = std::make_shared<StepCounters>();
   base::Mutex mutex;  // taken alone
   std::shared_ptr<const Parts> parts STITCH_GUARDED_BY(mutex) = std::make_shared<const Parts>();
-  std::size_t groups STITCH_GUARDED_BY(mutex) = 0;
-  std::unordered_set<std::string> names STITCH_GUARDED_BY(mutex);
+  std::vector<NamedValues> options STITCH_GUARDED_BY(mutex);  // of each group
+  std::map<std::string, Place> names STITCH_GUARDED_BY(mutex);
   Schedule schedule STITCH_GUARDED_BY(mutex);
-  std::atomic<std::int64_t> next_step{0};
+  static constexpr std::size_t kUnfinished = 256;
+  std::deque<std::pair<dist_autograd::ContextId, std::shared_ptr<StepNumber>>> unfinished
+      STITCH_GUARDED_BY(mutex);
 };
 
 AnyOptimizer::AnyOptimizer(const Kind& kind, StalePolicy policy)
     : state_(std::make_shared<State>(kind, policy)) {}
 
 std::int64_t AnyOptimizer::step(const dist_autograd::ContextHandle& context) {
-  return sum_of(get_when_stepped(start_steps(plan(context).plain())));
+  return step(context, {}).stepped;
 }
 StepResult AnyOptimizer::step(const dist_autograd::ContextHandle& context,
                               const StepOptions& options) {
-  return get_when_stepped(start_step(plan(context), options));
+  check_options(options);
+  return wait_for_step(start_step(plan(context), options));
 }
 Future<std::int64_t> AnyOptimizer::step_async(const dist_autograd::ContextHandle& context) {
-  return start_steps(plan(context).plain()).then(&sum_of);
+  return start_step(plan(context), {}).then([](const StepOutcome& outcome) {
+    return outcome.get().stepped;
+  });
 }
 Future<StepResult> AnyOptimizer::step_async(const dist_autograd::ContextHandle& context,
                                             const StepOptions& options) {
-  return start_step(plan(context), options);
+  check_options(options);
+  return start_step(plan(context), options).then([](const StepOutcome& outcome) {
+    return outcome.get();
+  });
 }
 
 StepPlan AnyOptimizer::plan(const dist_autograd::ContextHandle& context) const {
@@ -88,22 +155,17 @@ StepPlan AnyOptimizer::plan(const dist_autograd::ContextHandle& context) const {
 }
 
 void AnyOptimizer::add_to(StepPlan& plan) const {
-  Schedule schedule;
-  {
-    base::MutexLock lock(state_->mutex);
-    schedule = state_->schedule;
-  }
-  const auto number = std::make_shared<StepNumber>(
-      std::shared_ptr<std::atomic<std::int64_t>>(state_, &state_->next_step), std::move(schedule));
-  if (!plan.number) plan.number = number;
+  const auto number = state_->number_for(plan.context);
+  plan.numbers.push_back(number);
+  plan.if_failed.emplace_back(
+      [state = state_, context = plan.context, number] { state->keep(context, number); });
   for (const auto& part : *state_->all_parts()) {
     plan.owned.push_back(part.owned);
-    plan.owners.emplace_back([optimizer = part.optimizer, context = plan.context, number](
-                                 double scale, StepPlan::Timeout timeout) {
-      return (timeout ? optimizer.with_timeout(*timeout) : optimizer)
-          .rpc_async<&LocalOptimizer::step>(context,
-                                            StepOrder{.scale = scale, .rate = number->take()});
-    });
+    plan.parts.push_back({part.owner.name, [optimizer = part.optimizer, context = plan.context,
+                                            number](double scale, StepPlan::Timeout timeout) {
+                            return (timeout ? optimizer.with_timeout(*timeout) : optimizer)
+                                .rpc_async<&LocalOptimizer::step>(context, number->take(scale));
+                          }});
   }
 }
 
@@ -129,20 +191,33 @@ void AnyOptimizer::set_schedule(Schedule schedule) {
   state_->schedule.swap(schedule);
 }
 
-std::int64_t AnyOptimizer::next_step() const { return state_->next_step; }
+std::int64_t AnyOptimizer::next_step() const { return state_->counters->next_step; }
+
+NamedValues AnyOptimizer::state(const std::string& name) const {
+  Life owner;
+  {
+    base::MutexLock lock(state_->mutex);
+    owner = place_in(state_->names, name).owner;
+  }
+  const auto parts = state_->all_parts();
+  const auto part = std::find_if(parts->begin(), parts->end(),
+                                 [&](const Part& each) { return life_of(each.owner) == owner; });
+  return part->optimizer.rpc_sync<&LocalOptimizer::state_of>(name);
+}
 
 std::vector<NamedValues> AnyOptimizer::all_options() const {
-  return state_->all_parts()->front().optimizer.rpc_sync<&LocalOptimizer::options>();
+  base::MutexLock lock(state_->mutex);
+  return state_->options;
 }
 
 void AnyOptimizer::set_all_options(std::uint64_t first, const std::vector<NamedValues>& options) {
   when_all(on_all<&LocalOptimizer::set_options>(*state_->all_parts(), first, options)).get();
+  base::MutexLock lock(state_->mutex);
+  std::copy(options.begin(), options.end(),
+            state_->options.begin() + static_cast<std::ptrdiff_t>(first));
 }
 
-std::size_t AnyOptimizer::group_count() const {
-  base::MutexLock lock(state_->mutex);
-  return state_->groups;
-}
+std::size_t AnyOptimizer::group_count() const { return all_options().size(); }
 
 std::size_t AnyOptimizer::checked(std::size_t group) const {
   if (const auto count = group_count(); group >= count) {
@@ -154,57 +229,44 @@ std::size_t AnyOptimizer::checked(std::size_t group) const {
 }
 
 void AnyOptimizer::add_groups(const std::vector<GroupValues>& groups) {
-  std::unordered_set<std::string> names;
-  std::uint64_t number = 0;
+  std::vector<NamedValues> options;
+  std::map<std::string, Place> names;
+  Parts parts;
   {
     base::MutexLock lock(state_->mutex);
+    options = state_->options;
     names = state_->names;
-    number = state_->groups;
+    parts = *state_->parts;
   }
+  const std::uint64_t number = options.size();
+  for (const auto& group : groups) options.push_back(group.second);
   // Each owner gets all groups, with their options, so that numbers are the same everywhere.
-  const Parts before = *state_->all_parts();
-  std::vector<OwnersGroup> none;
-  for (const auto& [parameters, options] : groups) none.push_back({{}, options});
-  std::map<WorkerId, std::pair<WorkerInfo, std::vector<OwnersGroup>>> by_owner;
-  for (const auto& part : before) by_owner[part.owner.id] = {part.owner, none};
+  std::map<Life, OwnersGroups> by_owner;
+  for (const auto& part : parts) by_owner.try_emplace(life_of(part.owner), part.owner, options);
   for (std::size_t i = 0; i < groups.size(); ++i) {
     for (const auto& [given_name, parameter] : groups[i].first.named()) {
       const std::string name = given_name.empty() ? std::to_string(names.size()) : given_name;
-      if (!names.insert(name).second) {
+      const Life life = life_of(parameter.owner());
+      if (!names.try_emplace(name, Place{number + i, life}).second) {
         throw Error(ErrorCode::invalid_argument,
                     "optimizer was given two parameters named \"" + name + '"');
       }
-      auto& [owner, owned] =
-          by_owner.try_emplace(parameter.owner().id, parameter.owner(), none).first->second;
-      owned[i].parameters.emplace_back(name, parameter);
+      by_owner.try_emplace(life, parameter.owner(), options)
+          .first->second.groups[number + i]
+          .parameters.emplace_back(name, parameter);
     }
   }
   if (names.empty())
     throw Error(ErrorCode::invalid_argument, "optimizer has no parameters to step");
-  Parts after = before;
-  std::vector<OwnersGroup> earlier;  // for owners that have none yet
-  if (!before.empty() && by_owner.size() > before.size()) {
-    for (auto& each : all_options()) earlier.push_back({{}, std::move(each)});
-  }
   std::vector<Future<void>> added;
-  std::vector<Future<RRef<OwnedParameters>>> made;
+  const Parts before = parts;
   try {
     for (const auto& part : before) {
-      added.push_back(part.optimizer.rpc_async<&LocalOptimizer::add_groups>(
-          number, by_owner.extract(part.owner.id).mapped().second));
+      auto its = std::move(by_owner.extract(life_of(part.owner)).mapped().groups);
+      its.erase(its.begin(), its.begin() + static_cast<std::ptrdiff_t>(number));
+      added.push_back(part.optimizer.rpc_async<&LocalOptimizer::add_groups>(number, its));
     }
-    for (auto& [id, owned] : by_owner) {
-      auto& [owner, its] = owned;
-      its.insert(its.begin(), earlier.begin(), earlier.end());
-      after.push_back({owner, state_->kind.make_part(owner, its, state_->policy), {}});
-      made.push_back(after.back().optimizer.rpc_async<&LocalOptimizer::owned>());
-    }
-    const auto owned = when_all(std::move(made)).get();
-    std::transform(owned.begin(), owned.end(), after.begin() + before.size(),
-                   after.begin() + before.size(), [](const auto& its, Part part) {
-                     part.owned = its;
-                     return part;
-                   });
+    for (auto& made : state_->made_parts(by_owner)) parts.push_back(std::move(made));
     when_all(added).get();
   } catch (...) {
     // What is still being added is dropped, too.
@@ -213,8 +275,47 @@ void AnyOptimizer::add_groups(const std::vector<GroupValues>& groups) {
     throw;
   }
   base::MutexLock lock(state_->mutex);
-  state_->parts = std::make_shared<const Parts>(std::move(after));
-  state_->groups += groups.size();
+  state_->parts = std::make_shared<const Parts>(std::move(parts));
+  state_->options = std::move(options);
+  state_->names = std::move(names);
+}
+
+void AnyOptimizer::replace(const ParameterList& parameters) {
+  std::vector<NamedValues> options;
+  std::map<std::string, Place> names;
+  Parts parts;
+  {
+    base::MutexLock lock(state_->mutex);
+    options = state_->options;
+    names = state_->names;
+    parts = *state_->parts;
+  }
+  std::map<Life, OwnersGroups> by_owner;
+  std::vector<std::string> replaced;
+  for (const auto& [given_name, parameter] : parameters.named()) {
+    const std::string name = given_name.empty() ? std::to_string(replaced.size()) : given_name;
+    Place& place = place_in(names, name);
+    place.owner = life_of(parameter.owner());
+    by_owner.try_emplace(place.owner, parameter.owner(), options)
+        .first->second.groups[place.group]
+        .parameters.emplace_back(name, parameter);
+    replaced.push_back(name);
+  }
+  // Owners that have nothing any more, dead ones among them, are not asked.
+  std::erase_if(parts, [&](const Part& part) {
+    return std::none_of(names.begin(), names.end(),
+                        [&](const auto& each) { return each.second.owner == life_of(part.owner); });
+  });
+  std::vector<Future<void>> changed;
+  for (const auto& part : parts) {
+    by_owner.try_emplace(life_of(part.owner), part.owner, options);
+    auto its = std::move(by_owner.extract(life_of(part.owner)).mapped().groups);
+    changed.push_back(part.optimizer.rpc_async<&LocalOptimizer::replace>(replaced, its));
+  }
+  for (auto& made : state_->made_parts(by_owner)) parts.push_back(std::move(made));
+  when_all(changed).get();
+  base::MutexLock lock(state_->mutex);
+  state_->parts = std::make_shared<const Parts>(std::move(parts));
   state_->names = std::move(names);
 }
 
@@ -224,8 +325,8 @@ void AnyOptimizer::save(const std::filesystem::path& folder) const {
   header.save_id = new_save_id();
   const auto parts_kept = state_->all_parts();
   const Parts& parts = *parts_kept;
-  header.options = join_groups(parts.front().optimizer.rpc_sync<&LocalOptimizer::options>());
-  header.options.emplace(kStepName, std::int64_t{state_->next_step});
+  header.options = join_groups(all_options());
+  header.options.emplace(kStepName, next_step());
   for (const auto& part : parts) header.owners.push_back(part.owner.name);
   const auto parameters = when_all(on_all<&LocalOptimizer::parameters>(parts)).get();
   expect_folder_for(folder, header.optimizer, parameters);
@@ -254,7 +355,7 @@ void AnyOptimizer::load(const std::filesystem::path& folder) {
   const std::string load_id = new_save_id();
   const auto parts_kept = state_->all_parts();
   const Parts& parts = *parts_kept;
-  std::map<std::string, Place> places;
+  std::map<std::string, LoadPlace> places;
   const auto parameters = when_all(on_all<&LocalOptimizer::parameters>(parts)).get();
   for (std::size_t i = 0; i < parts.size(); ++i) {
     for (std::size_t position = 0; position < parameters[i].size(); ++position)
@@ -273,7 +374,10 @@ void AnyOptimizer::load(const std::filesystem::path& folder) {
     SavedParameter first;
     check_optimizer(file, read_shard_header(file, first), state_->kind.type.name());
     const ShardHeader header = read_shard(file, [&](const SavedParameter& saved) {
-      if (saved.state) (void)state_->kind.type.state_from_values(*saved.state);
+      NamedValues values = saved.state.value_or(NamedValues());
+      const bool master = take_master(values).defined();
+      if (saved.state && !(values.empty() && master))
+        (void)state_->kind.type.state_from_values(values);
       place_of(file, saved)->second.found = true;
     });
     NamedValues options = header.options;
@@ -291,7 +395,7 @@ void AnyOptimizer::load(const std::filesystem::path& folder) {
     for (const auto& file : files) {
       std::optional<Future<void>> last;
       read_shard(file, [&](const SavedParameter& saved) {
-        const Place& place = place_of(file, saved)->second;
+        const LoadPlace& place = place_of(file, saved)->second;
         auto staged = place.part->optimizer.rpc_async<&LocalOptimizer::stage>(
             load_id, place.position, saved.state);
         if (last) last->get();
@@ -304,7 +408,9 @@ void AnyOptimizer::load(const std::filesystem::path& folder) {
     throw;
   }
   when_all(on_all<&LocalOptimizer::commit>(parts, load_id, saved_options)).get();
-  state_->next_step = next_step;
+  state_->counters->next_step = next_step;
+  base::MutexLock lock(state_->mutex);
+  state_->options = saved_options;
 }
 
 }  // namespace stitch::optim

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "stitch/dist_autograd/context.h"
+#include "stitch/dist_optim/grad_scaler.h"  // IWYU pragma: export
 #include "stitch/dist_optim/local_optimizer.h"
 #include "stitch/dist_optim/schedules.h"
 #include "stitch/dist_optim/steps.h"
@@ -21,16 +22,21 @@ namespace stitch::optim {
 class AnyOptimizer {
  public:
   // Steps with the gradients of `context` and waits for all owners. Returns how many parameters had
-  // a gradient and were stepped. Throws the first owner's error, counting the others. On devices of
-  // this worker the steps come between what this thread's current streams have and what they are
-  // given afterwards.
+  // a gradient and were stepped. Throws the first owner's error, counting the others and naming the
+  // owners that had stepped, that failed and that have not answered. On devices of this worker the
+  // steps come between what this thread's current streams have and what they are given afterwards.
+  //
+  // A step that failed may be asked for again with the same context: it is the same step, which
+  // each owner takes once, and goes on with those that had not taken it. After a success, a step
+  // with the context is a new one. A trainer that is restarted begins with the number that load()
+  // restores.
   std::int64_t step(const dist_autograd::ContextHandle& context);
-  // The same, clipped or within a time.
+  // The same with options.
   StepResult step(const dist_autograd::ContextHandle& context, const StepOptions& options);
   // The same without waiting. The context must not end before the future is ready: owners that
   // know of its end refuse to step. Once it is ready, the default streams come after the steps.
   [[nodiscard]] Future<std::int64_t> step_async(const dist_autograd::ContextHandle& context);
-  // The same, clipped or within a time.
+  // The same with options.
   [[nodiscard]] Future<StepResult> step_async(const dist_autograd::ContextHandle& context,
                                               const StepOptions& options);
   // For these and backward_and_step(): what step() has each owner do, behind what `plan` has.
@@ -50,6 +56,13 @@ class AnyOptimizer {
   void set_schedule(Schedule schedule);
   // The number of the next step: of those that were made, by way of load(), too.
   [[nodiscard]] std::int64_t next_step() const;
+  // A copy of the state of a parameter, for looking; empty before its first step. Waits. Throws
+  // Error(invalid_argument) for a name that there is not.
+  [[nodiscard]] NamedValues state(const std::string& name) const;
+  // These parameters, for example on other owners after the death of one, take the place of those
+  // with their names (without: with their positions). Their state begins anew, and load() brings it
+  // back; all else stays. Waits. Throws as add_group(); then it is to be called again.
+  void replace(const ParameterList& parameters);
 
   // Writes the options and the state of all parameters (not the parameters) into `folder` on this
   // worker's file system, one file per owner (docs/checkpoints.md). An existing checkpoint stays

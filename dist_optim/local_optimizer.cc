@@ -3,27 +3,31 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <map>
 #include <unordered_map>
 
 #include "stitch/base/error.h"
 #include "stitch/base/mutex.h"
 #include "stitch/dist_autograd/context.h"
 #include "stitch/dist_optim/checkpoint.h"
+#include "stitch/dist_optim/shadow_parameter.h"
+#include "stitch/dist_optim/step_plan.h"
 #include "stitch/rpc/calls.h"
 
 namespace stitch::optim {
 
-namespace {
+// Not without a name: g++ warns of the class below then.
+inline namespace entries_of_owners {
 
 using OptimizerOptions = torch::optim::OptimizerOptions;
 
 struct Entry {
   Entry(std::string entry_name, std::uint64_t of_group, RRef<at::Tensor> held,
-        const at::Tensor& tensor, StalePolicy policy)
+        const at::Tensor& tensor, StalePolicy policy, bool steps_rows)
       : name(std::move(entry_name)),
         group(of_group),
         reference(std::move(held)),
-        shadow(tensor, policy) {}
+        shadow(tensor, policy, steps_rows) {}
   void set_options(const OptimizerOptions& options) {
     for (auto& each : optimizer->param_groups()) each.set_options(options.clone());
     rate = 1;
@@ -63,12 +67,18 @@ struct Entry {
 };
 using Entries = std::vector<std::shared_ptr<Entry>>;
 
+constexpr std::uint64_t kOutcomesKept = 256;
+
+struct StagedState {
+  OptimizerType::State state;
+  at::Tensor master;
+};
 struct Staged {
   std::string load;
-  std::unordered_map<std::uint64_t, OptimizerType::State> states;  // by position
+  std::unordered_map<std::uint64_t, StagedState> states;  // by position
 };
 
-}  // namespace
+}  // namespace entries_of_owners
 
 struct LocalOptimizer::Body {
   Body(const OptimizerType& of_type, StalePolicy stale_policy)
@@ -84,12 +94,75 @@ struct LocalOptimizer::Body {
     owned.set(std::move(parameters));
     entries = std::make_shared<const Entries>(std::move(all));
   }
+  // Adds those of groups that follow the `number` there are to `all`.
+  void add(std::uint64_t number, Entries all, const std::vector<OwnersGroup>& groups)
+      STITCH_REQUIRES(mutex) {
+    std::unordered_map<const void*, const Entry*> seen;
+    for (const auto& entry : all)
+      seen.emplace(entry->shadow.parameter().unsafeGetTensorImpl(), entry.get());
+    for (const auto& group : groups) {
+      const std::uint64_t place = number++;
+      static_cast<void>(type.options_from_values(group.options));
+      for (const auto& [name, reference] : group.parameters) {
+        const at::Tensor& tensor = reference.local_value();
+        if (!tensor.defined() || !tensor.is_leaf()) {
+          throw Error(ErrorCode::invalid_argument,
+                      reference.describe() + " (\"" + name +
+                          "\") is not a parameter: it must be a leaf tensor");
+        }
+        if (const auto other = seen.find(tensor.unsafeGetTensorImpl()); other != seen.end()) {
+          if (other->second->group == place) continue;
+          throw Error(ErrorCode::invalid_argument,
+                      "optimizer was given one tensor as parameter \"" + other->second->name +
+                          "\" of group " + std::to_string(other->second->group) + " and \"" + name +
+                          "\" of group " + std::to_string(place) +
+                          ": every step would change it twice");
+        }
+        auto entry = std::make_shared<Entry>(name, place, reference, tensor, policy,
+                                             type.check_rows != nullptr);
+        entry->optimizer = type.make(entry->shadow.shadow(), group.options);
+        seen.emplace(tensor.unsafeGetTensorImpl(), entry.get());
+        all.push_back(std::move(entry));
+      }
+    }
+    set_entries(std::move(all));
+  }
   [[nodiscard]] std::shared_ptr<Entry> entry_at(std::uint64_t position) {
     const auto all = all_entries();
     if (position < all->size()) return (*all)[position];
     throw Error(ErrorCode::out_of_range, "parameter " + std::to_string(position) +
                                              " does not exist: this owner has " +
                                              std::to_string(all->size()));
+  }
+  // `changed`: parameters may have been.
+  std::int64_t step(const dist_autograd::ContextId& context, const StepOrder& order,
+                    bool& changed) {
+    // None on a worker that the context never reached.
+    const auto gradients = dist_autograd::find_usable_context(context);
+    const auto all = all_entries();
+    std::vector<std::pair<Entry*, at::Tensor>> due;
+    for (const auto& entry : *all) {
+      at::Tensor gradient =
+          gradients ? gradients->stored_gradient(entry->shadow.parameter()) : at::Tensor();
+      if (!gradient.defined()) continue;
+      entry->shadow.check(gradient, entry->name);
+      if (type.check_rows) type.check_rows(entry->shadow.parameter(), gradient);
+      due.emplace_back(entry.get(), std::move(gradient));
+    }
+    fault_step();
+    for (auto& [entry, gradient] : due) {
+      base::MutexLock lock(entry->shadow.lock());
+      entry->shadow.begin_step(std::move(gradient), order.scale, entry->name);
+      entry->multiply_rate(order.rate);
+      struct End {
+        ShadowParameter& shadow;
+        const bool bump_version;
+        ~End() { shadow.end_step(bump_version); }
+      } const end{entry->shadow, !type.bumps_version};
+      changed = true;
+      entry->optimizer->step();
+    }
+    return static_cast<std::int64_t>(due.size());
   }
   // Checks values of options.
   [[nodiscard]] std::vector<std::unique_ptr<OptimizerOptions>> decoded(
@@ -121,11 +194,12 @@ struct LocalOptimizer::Body {
   const OptimizerType& type;
   const StalePolicy policy;
   OwnedParameters owned;
-  base::Mutex growing;  // before mutex
-  base::Mutex mutex;    // before that of owned
+  base::Mutex mutex;  // before that of owned
   std::shared_ptr<const Entries> entries STITCH_GUARDED_BY(mutex) =
       std::make_shared<const Entries>();                      // of all groups
   std::vector<NamedValues> options STITCH_GUARDED_BY(mutex);  // of each group, checked
+  // Of the last orders, by their numbers.
+  std::map<std::uint64_t, Future<std::int64_t>> outcomes STITCH_GUARDED_BY(mutex);
   Staged staged STITCH_GUARDED_BY(mutex);
 };
 
@@ -138,38 +212,6 @@ LocalOptimizer::LocalOptimizer(LocalOptimizer&&) noexcept = default;
 LocalOptimizer::~LocalOptimizer() = default;
 
 void LocalOptimizer::add_groups(std::uint64_t number, std::vector<OwnersGroup> groups) {
-  base::MutexLock one_at_a_time(body_->growing);
-  Entries all = *body_->all_entries();
-  std::unordered_map<const void*, const Entry*> seen;
-  for (const auto& entry : all)
-    seen.emplace(entry->shadow.parameter().unsafeGetTensorImpl(), entry.get());
-  std::vector<NamedValues> added;
-  for (auto& group : groups) {
-    const std::uint64_t place = number + added.size();
-    static_cast<void>(body_->type.options_from_values(group.options));
-    for (auto& [name, reference] : group.parameters) {
-      const at::Tensor& tensor = reference.local_value();
-      if (!tensor.defined() || !tensor.is_leaf()) {
-        throw Error(ErrorCode::invalid_argument,
-                    reference.describe() + " (\"" + name +
-                        "\") is not a parameter: it must be a leaf tensor");
-      }
-      if (const auto other = seen.find(tensor.unsafeGetTensorImpl()); other != seen.end()) {
-        if (other->second->group == place) continue;
-        throw Error(ErrorCode::invalid_argument,
-                    "optimizer was given one tensor as parameter \"" + other->second->name +
-                        "\" of group " + std::to_string(other->second->group) + " and \"" + name +
-                        "\" of group " + std::to_string(place) +
-                        ": every step would change it twice");
-      }
-      auto entry = std::make_shared<Entry>(std::move(name), place, std::move(reference), tensor,
-                                           body_->policy);
-      entry->optimizer = body_->type.make(entry->shadow.shadow(), group.options);
-      seen.emplace(tensor.unsafeGetTensorImpl(), entry.get());
-      all.push_back(std::move(entry));
-    }
-    added.push_back(std::move(group.options));
-  }
   base::MutexLock lock(body_->mutex);
   auto& options = body_->options;
   if (options.size() != number) {
@@ -177,52 +219,62 @@ void LocalOptimizer::add_groups(std::uint64_t number, std::vector<OwnersGroup> g
                                                  " cannot be added: there are " +
                                                  std::to_string(options.size()));
   }
-  options.insert(options.end(), added.begin(), added.end());
-  body_->set_entries(std::move(all));
+  body_->add(number, *body_->entries, groups);
+  for (auto& group : groups) options.push_back(std::move(group.options));
 }
 
 void LocalOptimizer::drop_groups(std::uint64_t number) {
-  base::MutexLock one_at_a_time(body_->growing);
-  Entries left = *body_->all_entries();
-  std::erase_if(left, [&](const auto& entry) { return entry->group >= number; });
   base::MutexLock lock(body_->mutex);
+  Entries left = *body_->entries;
+  std::erase_if(left, [&](const auto& entry) { return entry->group >= number; });
   if (body_->options.size() > number) body_->options.resize(number);
   body_->set_entries(std::move(left));
 }
 
+void LocalOptimizer::replace(const std::vector<std::string>& names,
+                             const std::vector<OwnersGroup>& groups) {
+  base::MutexLock lock(body_->mutex);
+  Entries left = *body_->entries;
+  std::erase_if(left, [&](const auto& entry) {
+    return std::find(names.begin(), names.end(), entry->name) != names.end();
+  });
+  body_->add(0, std::move(left), groups);
+}
+
 RRef<OwnedParameters> LocalOptimizer::owned() const { return make_rref(body_->owned); }
 
+// A repeated order has the outcome of the first, without a look at the context, which may have
+// ended.
 std::int64_t LocalOptimizer::step(const dist_autograd::ContextId& context, const StepOrder& order) {
-  // None on a worker that the context never reached.
-  const auto gradients = dist_autograd::find_usable_context(context);
-  const auto entries = body_->all_entries();
-  std::vector<std::pair<Entry*, at::Tensor>> due;
-  for (const auto& entry : *entries) {
-    at::Tensor gradient =
-        gradients ? gradients->stored_gradient(entry->shadow.parameter()) : at::Tensor();
-    if (!gradient.defined()) continue;
-    entry->shadow.check(gradient, entry->name);
-    if (body_->type.check_rows) body_->type.check_rows(entry->shadow.parameter(), gradient);
-    if (order.scale != 1) {
-      const at::NoGradGuard no_grad;
-      gradient = gradient * order.scale;
+  const Promise<std::int64_t> promise;
+  Future<std::int64_t> outcome;
+  bool first = false;
+  {
+    base::MutexLock lock(body_->mutex);
+    auto& outcomes = body_->outcomes;
+    if (!outcomes.empty() && order.number + kOutcomesKept <= outcomes.rbegin()->first)
+      throw Error(ErrorCode::out_of_range,
+                  "a step is too old to be asked for again: its owner keeps the outcomes of the "
+                  "last " +
+                      std::to_string(kOutcomesKept));
+    const auto [place, added] = outcomes.try_emplace(order.number, promise.future());
+    outcome = place->second;
+    first = added;
+    while (outcomes.begin()->first + kOutcomesKept <= outcomes.rbegin()->first)
+      outcomes.erase(outcomes.begin());
+  }
+  if (!first) return outcome.get();
+  bool changed = false;
+  try {
+    promise.set_value(body_->step(context, order, changed));
+  } catch (...) {
+    if (!changed) {
+      base::MutexLock lock(body_->mutex);
+      body_->outcomes.erase(order.number);
     }
-    due.emplace_back(entry.get(), std::move(gradient));
+    promise.set_exception(std::current_exception());
   }
-  fault_step();
-  const bool bump = !body_->type.bumps_version;
-  for (auto& [entry, gradient] : due) {
-    base::MutexLock lock(entry->shadow.lock());
-    entry->shadow.begin_step(gradient, entry->name);
-    entry->multiply_rate(order.rate);
-    struct End {
-      ShadowParameter& shadow;
-      const bool bump_version;
-      ~End() { shadow.end_step(bump_version); }
-    } const end{entry->shadow, bump};
-    entry->optimizer->step();
-  }
-  return static_cast<std::int64_t>(due.size());
+  return outcome.get();
 }
 
 void LocalOptimizer::set_options(std::uint64_t first, const std::vector<NamedValues>& values) {
@@ -245,16 +297,34 @@ std::optional<NamedValues> LocalOptimizer::state(std::uint64_t position) const {
   const auto entry = body_->entry_at(position);
   base::MutexLock lock(entry->shadow.lock());
   const auto* const kept = entry->state();
-  if (kept == nullptr) return std::nullopt;
-  return body_->type.state_to_values(*kept);
+  const at::Tensor master = entry->shadow.master();
+  if (kept == nullptr && !master.defined()) return std::nullopt;
+  NamedValues values = kept ? body_->type.state_to_values(*kept) : NamedValues();
+  FieldCollector field(values);
+  field(kMasterName, master);
+  return values;
+}
+
+NamedValues LocalOptimizer::state_of(const std::string& name) const {
+  const auto all = body_->all_entries();
+  const auto found = std::find_if(all->begin(), all->end(),
+                                  [&](const auto& entry) { return entry->name == name; });
+  if (found == all->end()) return {};
+  return state(static_cast<std::uint64_t>(found - all->begin())).value_or(NamedValues());
 }
 
 void LocalOptimizer::stage(const std::string& load, std::uint64_t position,
                            const std::optional<NamedValues>& values) {
   const auto entry = body_->entry_at(position);
-  if (values) body_->type.check_state_sizes(*values, entry->shadow.parameter());
-  auto state = values ? body_->type.state_from_values(*values) : nullptr;
-  if (state) body_->type.move_state(*state, entry->device());
+  const at::Tensor& shadow = entry->shadow.shadow();
+  NamedValues given = values.value_or(NamedValues());
+  StagedState state{nullptr, take_master(given)};
+  if (state.master.defined()) check_state_tensor(kMasterName, state.master, shadow, shadow.sizes());
+  if (values && !(given.empty() && state.master.defined())) {
+    body_->type.check_state_sizes(given, shadow);
+    state.state = body_->type.state_from_values(given);
+    body_->type.move_state(*state.state, entry->device());
+  }
   base::MutexLock lock(body_->mutex);
   Staged& staged = body_->staged;
   if (staged.load != load) staged = {load, {}};
@@ -274,12 +344,13 @@ void LocalOptimizer::commit(const std::string& load, const std::vector<NamedValu
     staged = std::exchange(body_->staged, {});
   }
   for (auto& [position, state] : staged.states) {  // nothing, unless a parameter has moved
-    if (state) body_->type.move_state(*state, entries->at(position)->device());
+    if (state.state) body_->type.move_state(*state.state, entries->at(position)->device());
   }
   for (auto& [position, state] : staged.states) {
     Entry& entry = *entries->at(position);
     base::MutexLock lock(entry.shadow.lock());
-    entry.set_state(std::move(state));
+    entry.set_state(std::move(state.state));
+    if (state.master.defined()) entry.shadow.set_master(state.master);
   }
   body_->apply_options(0, options);
 }

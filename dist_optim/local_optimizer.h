@@ -9,7 +9,7 @@
 
 #include "stitch/dist_autograd/graph/ids.h"
 #include "stitch/dist_optim/optimizer_type.h"
-#include "stitch/dist_optim/shadow_parameter.h"
+#include "stitch/dist_optim/parameter_lock.h"
 #include "stitch/dist_optim/steps.h"
 #include "stitch/rref/rref.h"
 
@@ -30,11 +30,12 @@ struct OwnersGroup {
 
 // How one owner is to step.
 struct StepOrder {
-  double scale = 1;  // of the gradients
-  double rate = 1;   // of each group's learning rate
+  std::uint64_t number = 0;  // of the order
+  double scale = 1;          // of the gradients
+  double rate = 1;           // of each group's learning rate
   template <class Archive>
   void serialize(Archive& archive) {
-    archive(scale, rate);
+    archive(number, scale, rate);
   }
 };
 
@@ -56,12 +57,15 @@ class LocalOptimizer {
   void add_groups(std::uint64_t number, std::vector<OwnersGroup> groups);
   // Forgets the groups from `number` on, which another owner has refused.
   void drop_groups(std::uint64_t number);
+  // These parameters, of all groups there are, take the place of those with these names.
+  void replace(const std::vector<std::string>& names, const std::vector<OwnersGroup>& groups);
   // For what looks at the gradients of several optimizers.
   RRef<OwnedParameters> owned() const;
 
   // Steps every parameter that has a gradient in the context and returns their number. Throws the
   // error of the context when it has ended or failed, and Error(invalid_argument), before any step,
-  // for a gradient of another shape than its parameter.
+  // for a gradient of another shape than its parameter. An order that is repeated has the outcome
+  // that it had, unless that was an error before any parameter was changed.
   std::int64_t step(const dist_autograd::ContextId& context, const StepOrder& order);
 
   // All of the options of the groups from `first` on, from the next step on.
@@ -73,6 +77,8 @@ class LocalOptimizer {
   std::vector<SavedParameter> parameters() const;
   // A copy of the state of one of them, on the CPU.
   std::optional<NamedValues> state(std::uint64_t position) const;
+  // The same by name; empty when there is none.
+  NamedValues state_of(const std::string& name) const;
 
   // Loading, so that all owners change or none: stage() stores the new state of a parameter on its
   // device, commit() makes all of it current, discard() drops it. `load` is the load's id: what

@@ -40,6 +40,14 @@ std::int64_t take_step(NamedValues& values) {
   return *step;
 }
 
+at::Tensor take_master(NamedValues& values) {
+  const auto taken = values.extract(kMasterName);
+  if (taken.empty()) return {};
+  const auto* const master = std::get_if<at::Tensor>(&taken.mapped());
+  if (master == nullptr) refuse("state has", std::string(kMasterName) + " that is no tensor");
+  return *master;
+}
+
 NamedValues join_groups(const std::vector<NamedValues>& groups) {
   NamedValues values;
   for (std::size_t i = 0; i < groups.size(); ++i) {

@@ -63,6 +63,11 @@ inline constexpr const char* kStepName = "step";
 [[nodiscard]] NamedValues join_groups(const std::vector<NamedValues>& groups);
 [[nodiscard]] std::vector<NamedValues> split_groups(const NamedValues& values);
 
+// Among the values of a parameter's state: its master copy in fp32, where it has one
+// (ShadowParameter). take_master() takes it out; undefined when there is none.
+inline constexpr const char* kMasterName = "master";
+[[nodiscard]] at::Tensor take_master(NamedValues& values);
+
 // Throws Error(invalid_argument) for a tensor that does not have these sizes and the dtype of
 // `parameter`, whose state it shall be.
 void check_state_tensor(std::string_view name, const NamedValue& value, const at::Tensor& parameter,

@@ -1,9 +1,13 @@
 #include "stitch/dist_optim/shadow_parameter.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <atomic>
+#include <deque>
+#include <shared_mutex>
 #include <sstream>
 #include <unordered_map>
 
@@ -13,13 +17,26 @@
 
 namespace stitch::optim {
 
+// What the optimizers of this process share about a parameter. Lives as long as its last owner.
+struct SharedParameter {
+  base::Mutex mutex;
+  std::shared_mutex readers;         // nodes of backward passes; after `mutex`
+  std::atomic<bool> detects{false};  // some optimizer keeps steps off them
+  std::deque<std::uint64_t> steps STITCH_GUARDED_BY(mutex);  // optimizer_steps after the last ones
+  at::Tensor master STITCH_GUARDED_BY(mutex);
+  // Of the parameter, when the master was last its own.
+  std::uint32_t version STITCH_GUARDED_BY(mutex) = 0;
+  const void* memory STITCH_GUARDED_BY(mutex) = nullptr;
+};
+
 namespace {
 
 struct Locks {
   base::Mutex mutex;
   // By the tensor's identity. An entry without holders is stale: its address may belong to another
-  // tensor by now, for which any unheld mutex is as good.
-  std::unordered_map<const void*, std::weak_ptr<base::Mutex>> by_parameter STITCH_GUARDED_BY(mutex);
+  // tensor by now, for which any that is not held is as good.
+  std::unordered_map<const void*, std::weak_ptr<SharedParameter>> by_parameter
+      STITCH_GUARDED_BY(mutex);
   // Stale entries are taken out when the table has doubled: a constant cost for each new one.
   std::size_t sweep_at STITCH_GUARDED_BY(mutex) = 64;
 };
@@ -37,29 +54,80 @@ at::Tensor make_shadow(const at::Tensor& parameter, StalePolicy policy) {
   return shadow.set_requires_grad(shadow.is_floating_point() || shadow.is_complex());
 }
 
-}  // namespace
-
-std::shared_ptr<base::Mutex> parameter_lock(const at::Tensor& parameter) {
+std::shared_ptr<SharedParameter> shared_of(const at::Tensor& parameter) {
   Locks& all = locks();
   base::MutexLock lock(all.mutex);
   auto& entry = all.by_parameter[parameter.unsafeGetTensorImpl()];
-  auto mutex = entry.lock();
-  if (!mutex) {
-    mutex = std::make_shared<base::Mutex>();
-    entry = mutex;
+  auto shared = entry.lock();
+  if (!shared) {
+    shared = std::make_shared<SharedParameter>();
+    entry = shared;
     if (all.by_parameter.size() >= all.sweep_at) {
       std::erase_if(all.by_parameter, [](const auto& each) { return each.second.expired(); });
       all.sweep_at = std::max<std::size_t>(64, 2 * all.by_parameter.size());
     }
   }
-  return mutex;
+  return shared;
 }
 
-ShadowParameter::ShadowParameter(at::Tensor parameter, StalePolicy policy)
+std::shared_ptr<std::shared_mutex> readers_of(const at::Tensor& leaf) {
+  std::shared_ptr<SharedParameter> shared;
+  {
+    Locks& all = locks();
+    base::MutexLock lock(all.mutex);
+    const auto found = all.by_parameter.find(leaf.unsafeGetTensorImpl());
+    if (found != all.by_parameter.end()) shared = found->second.lock();
+  }
+  if (!shared || !shared->detects) return nullptr;
+  auto* const readers = &shared->readers;
+  return {std::move(shared), readers};
+}
+
+}  // namespace
+
+std::shared_ptr<base::Mutex> parameter_lock(const at::Tensor& parameter) {
+  auto shared = shared_of(parameter);
+  auto* const mutex = &shared->mutex;
+  return {std::move(shared), mutex};
+}
+
+std::int64_t steps_since(const at::Tensor& parameter, std::uint64_t then) {
+  const auto shared = shared_of(parameter);
+  base::MutexLock lock(shared->mutex);
+  return shared->steps.end() - std::upper_bound(shared->steps.begin(), shared->steps.end(), then);
+}
+
+ShadowParameter::ShadowParameter(at::Tensor parameter, StalePolicy policy, bool steps_rows)
     : parameter_(std::move(parameter)),
       policy_(policy),
-      lock_(parameter_lock(parameter_)),
-      shadow_(make_shadow(parameter_, policy)) {}
+      shared_(shared_of(parameter_)),
+      has_master_(
+          !steps_rows && parameter_.requires_grad() &&
+          (parameter_.scalar_type() == at::kHalf || parameter_.scalar_type() == at::kBFloat16)) {
+  base::MutexLock lock(shared_->mutex);
+  shadow_ = make_shadow(stepped_memory(), policy);
+  if (policy != StalePolicy::detect) return;
+  shared_->detects = true;
+  dist_autograd::mutex_of_leaf = &readers_of;
+}
+
+base::Mutex& ShadowParameter::lock() const noexcept { return shared_->mutex; }
+
+const at::Tensor& ShadowParameter::stepped_memory() {
+  if (!has_master_) return parameter_;
+  shared_->mutex.assert_held();
+  const at::NoGradGuard no_grad;
+  const at::Tensor now = parameter_.detach();
+  at::Tensor& master = shared_->master;
+  if (!master.defined() || master.device() != now.device() || master.sizes() != now.sizes()) {
+    master = now.to(at::kFloat);
+  } else if (shared_->version != now._version() || shared_->memory != now.data_ptr()) {
+    master.copy_(at::where(master.to(now.scalar_type()) == now, master, now.to(at::kFloat)));
+  }
+  shared_->version = static_cast<std::uint32_t>(now._version());
+  shared_->memory = now.data_ptr();
+  return master;
+}
 
 void ShadowParameter::check(const at::Tensor& gradient, std::string_view name) const {
   if (gradient.sizes() == parameter_.sizes()) return;
@@ -69,23 +137,56 @@ void ShadowParameter::check(const at::Tensor& gradient, std::string_view name) c
   throw Error(ErrorCode::invalid_argument, text.str());
 }
 
-void ShadowParameter::begin_step(const at::Tensor& gradient, std::string_view name) {
+void ShadowParameter::begin_step(at::Tensor gradient, double scale, std::string_view name) {
   check(gradient, name);
   // Moving or loading a module gives its parameters new memory.
-  if (!shadow_.is_alias_of(parameter_))
-    shadow_.set_data(policy_ == StalePolicy::allow ? parameter_.data() : parameter_.detach());
+  const at::Tensor& memory = stepped_memory();
+  if (!shadow_.is_alias_of(memory))
+    shadow_.set_data(policy_ == StalePolicy::allow ? memory.data() : memory.detach());
   // Its memory may belong to the stream of the pass, and the context may drop it before the step
   // on this one has read it.
   if (dist_autograd::is_on_device(gradient))
     dist_autograd::keep_for(gradient, dist_autograd::current_stream(gradient.device()));
+  const at::NoGradGuard no_grad;
+  if (has_master_) gradient = gradient.to(at::kFloat);
+  if (scale != 1) gradient = gradient * scale;
   shadow_.mutable_grad() = gradient;
+  if (policy_ == StalePolicy::detect) shared_->readers.lock();
 }
 
 void ShadowParameter::end_step(bool bump_version) {
+  shared_->mutex.assert_held();
   shadow_.mutable_grad() = at::Tensor();
+  write_back();
+  if (!has_master_) shared_->master = at::Tensor();  // of others
+  shared_->steps.push_back(++dist_autograd::optimizer_steps);
+  if (shared_->steps.size() > kStepsKept) shared_->steps.pop_front();
   if (policy_ != StalePolicy::detect) return;
   dist_autograd::optimizers_step_here = true;
-  if (bump_version) torch::autograd::impl::bump_version(parameter_);
+  if (bump_version && !has_master_) torch::autograd::impl::bump_version(parameter_);
+  shared_->readers.unlock();
+}
+
+// Counts up the version of the parameter, where that is wanted.
+void ShadowParameter::write_back() {
+  if (!has_master_) return;
+  shared_->mutex.assert_held();
+  const at::NoGradGuard no_grad;
+  const at::Tensor now = policy_ == StalePolicy::allow ? parameter_.data() : parameter_.detach();
+  now.copy_(shared_->master);
+  shared_->version = static_cast<std::uint32_t>(parameter_._version());
+}
+
+at::Tensor ShadowParameter::master() const {
+  shared_->mutex.assert_held();
+  return has_master_ ? shared_->master : at::Tensor();
+}
+
+void ShadowParameter::set_master(const at::Tensor& saved) {
+  if (!has_master_) return;
+  shared_->mutex.assert_held();
+  shared_->master.copy_(saved);
+  shared_->version = static_cast<std::uint32_t>(parameter_._version());
 }
 
 }  // namespace stitch::optim

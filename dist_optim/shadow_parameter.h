@@ -2,49 +2,59 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <memory>
 #include <string_view>
 
 #include "stitch/base/mutex.h"
+#include "stitch/dist_optim/parameter_lock.h"
 
 namespace stitch::optim {
 
-// The mutex that every optimizer of this process takes while it steps `parameter`. There is one per
-// parameter, shared by all optimizers and contexts: steps of one parameter are serialized, those of
-// different parameters are not. It lives as long as its last owner. Thread contract: any thread.
-[[nodiscard]] std::shared_ptr<base::Mutex> parameter_lock(const at::Tensor& parameter);
+// How often optimizers have stepped `parameter` since optimizer_steps was `then`, kStepsKept at
+// most. Thread contract: any thread.
+inline constexpr std::int64_t kStepsKept = 256;
+[[nodiscard]] std::int64_t steps_since(const at::Tensor& parameter, std::uint64_t then);
 
-// What a step does about a forward pass that saved the old parameter and has not run backward yet.
-enum class StalePolicy : unsigned char {
-  detect,  // that backward throws ("modified by an inplace operation"). A step that comes while
-           // that backward has read the parameter and still computes with it is not seen
-  allow,   // that backward uses the new values: asynchronous training on shared parameters
-};
+struct SharedParameter;
 
 // A parameter as a torch::optim optimizer sees it: a leaf of its own (the shadow) that shares the
 // parameter's memory and carries the gradient of one context for one step. So the
-// parameter's `.grad` is never touched. Thread contract: REQUIRES lock() held, except for lock()
-// itself.
+// parameter's `.grad` is never touched. The shadow of a parameter in half precision is a master
+// copy in fp32, one for all optimizers of this process: gradients are converted for it, and after a
+// step the parameter gets its rounding. Where the parameter is not that, because others have
+// written it, the master is read from it again. Optimizers of rows step the parameter itself.
+// Thread contract: REQUIRES lock() held, except for lock() itself.
 class ShadowParameter {
  public:
-  ShadowParameter(at::Tensor parameter, StalePolicy policy);
+  ShadowParameter(at::Tensor parameter, StalePolicy policy, bool steps_rows);
 
-  [[nodiscard]] base::Mutex& lock() const noexcept { return *lock_; }
+  [[nodiscard]] base::Mutex& lock() const noexcept;
   [[nodiscard]] const at::Tensor& parameter() const noexcept { return parameter_; }
   [[nodiscard]] const at::Tensor& shadow() const noexcept { return shadow_; }
   // Throws Error(invalid_argument) naming the parameter when the gradient's shape is not its own.
   // Needs no lock.
   void check(const at::Tensor& gradient, std::string_view name) const;
-  // Checks `gradient` and puts it on the shadow.
-  void begin_step(const at::Tensor& gradient, std::string_view name);
+  // Checks `gradient` and puts it on the shadow, multiplied by `scale`.
+  void begin_step(at::Tensor gradient, double scale, std::string_view name);
   // Takes the gradient off again. `bump_version`: the optimizer did not tell libtorch that the
   // parameter changed.
   void end_step(bool bump_version);
+  // The master copy; undefined when there is none.
+  [[nodiscard]] at::Tensor master() const;
+  // A copy of `saved` becomes the master, unless there is none.
+  void set_master(const at::Tensor& saved);
 
  private:
+  // The memory that is stepped, up to date.
+  [[nodiscard]] const at::Tensor& stepped_memory();
+  // Gives the parameter the rounding of the master.
+  void write_back();
+
   const at::Tensor parameter_;
   const StalePolicy policy_;
-  const std::shared_ptr<base::Mutex> lock_;
+  const std::shared_ptr<SharedParameter> shared_;
+  const bool has_master_;
   at::Tensor shadow_;
 };
 

@@ -41,6 +41,40 @@ bool saved_leaf_has_version(const Node& node, std::string_view version, int dept
   return false;
 }
 
+// Holds steps of optimizers off the leaves that a node may have saved: those that its edges lead
+// to, past a view or a cast.
+class HeldLeaves {
+ public:
+  HeldLeaves(const Plan& plan, std::uint32_t index) {
+    if (const auto mutex_of = mutex_of_leaf.load()) [[unlikely]]
+      hold(plan, index, mutex_of, 1);
+  }
+  ~HeldLeaves() {
+    for (const auto& mutex : held_) mutex->unlock_shared();
+  }
+  HeldLeaves(const HeldLeaves&) = delete;
+  HeldLeaves& operator=(const HeldLeaves&) = delete;
+
+ private:
+  template <class MutexOf>
+  void hold(const Plan& plan, std::uint32_t index, MutexOf mutex_of, int depth) {
+    for (const Plan::Target& edge : plan.edges(index)) {
+      if (edge.node == Plan::kNone) continue;
+      if (plan.kind(edge.node) != NodeKind::accumulate) {
+        if (depth > 0 && plan.edges(edge.node).size() == 1)
+          hold(plan, edge.node, mutex_of, depth - 1);
+        continue;
+      }
+      auto mutex = mutex_of(static_cast<AccumulateGrad&>(plan.node(edge.node)).variable);
+      if (!mutex || std::find(held_.begin(), held_.end(), mutex) != held_.end()) continue;
+      mutex->lock_shared();
+      held_.push_back(std::move(mutex));
+    }
+  }
+
+  std::vector<std::shared_ptr<std::shared_mutex>> held_;
+};
+
 // What libtorch says of a saved tensor that has changed since, with what a user can do in place of
 // the hint at anomaly mode where an optimizer has changed it.
 std::string with_remedy(std::string text, const Node& node) {
@@ -368,6 +402,7 @@ variable_list Strand::run_alone(std::uint32_t index, NodeTable::Inputs inputs, b
     streams.leave_with(gradients);
     return gradients;
   }
+  const HeldLeaves held(*plan_, index);
   variable_list outputs = kind == NodeKind::send
                               ? run_send(plan_->send(index), std::move(inputs.gradients), flags_)
                               : run_node(node, std::move(inputs.gradients), flags_);

@@ -1,6 +1,7 @@
 // backward_and_step() beside backward() and step(): the same parameters to the last bit, and no
 // parameter changed by a pass that fails.
 #include "stitch/dist_autograd/messages.h"
+#include "stitch/dist_optim/step_plan.h"
 #include "tests/support/world_test.h"
 
 namespace backward_and_step_test {
@@ -11,8 +12,8 @@ using namespace stitch::testing;
 using stitch::optim::backward_and_step;
 using stitch::optim::backward_and_step_async;
 using stitch::optim::DistributedOptimizer;
-using stitch::optim::OwnersStep;
 using stitch::optim::StalePolicy;
+using stitch::optim::StepPlan;
 
 at::Tensor initial(int which) {
   return torch::linspace(0.5 + which, 2.0 + which, 6, torch::kDouble);
@@ -148,7 +149,7 @@ TEST(BackwardAndStep, StepsNothingWhenThePassFails) {
     const auto error =
         error_of([&] { backward_and_step(context, {loss}, model.dense, model.sparse); });
     EXPECT_TRUE(contains(error.what(), "this hook always fails")) << error.what();
-    EXPECT_FALSE(contains(error.what(), "nevertheless")) << error.what();
+    EXPECT_FALSE(contains(error.what(), "had stepped")) << error.what();
     EXPECT_TRUE(torch::equal(model.now(), before));
     EXPECT_TRUE(contains(std::string(error_of([&] { model.dense.step(context); }).what()),
                          "this hook always fails"));
@@ -193,23 +194,28 @@ TEST(BackwardAndStep, PassesOnWhyAnOwnerRefusesToStep) {
   EXPECT_FALSE(torch::equal(after[0], before[0])) << "the others have stepped";
 }
 
-// Two steps that end, with 3 parameters in all (the second one when `slow` is completed), one that
-// cannot begin, and one that must not.
-std::vector<OwnersStep> steps_with_one_that_cannot_begin(const Promise<std::int64_t>& slow) {
-  return {[] { return make_ready(std::int64_t{1}); }, [slow] { return slow.future(); },
-          []() -> Future<std::int64_t> {
-            throw Error(ErrorCode::overloaded, "this owner cannot be asked");
-          },
-          [] {
-            ADD_FAILURE() << "a step behind one that could not begin";
-            return make_ready(std::int64_t{1});
-          }};
+// Two parts that end (the second one when `slow` is completed), one that cannot begin, and one that
+// must not.
+StepPlan plan_with_one_that_cannot_begin(const Promise<std::int64_t>& slow) {
+  using Timeout = StepPlan::Timeout;
+  StepPlan plan;
+  plan.parts = {{"ps0", [](double, Timeout) { return make_ready(std::int64_t{1}); }},
+                {"ps1", [slow](double, Timeout) { return slow.future(); }},
+                {"ps2",
+                 [](double, Timeout) -> Future<std::int64_t> {
+                   throw Error(ErrorCode::overloaded, "this owner cannot be asked");
+                 }},
+                {"ps3", [](double, Timeout) {
+                   ADD_FAILURE() << "a step behind one that could not begin";
+                   return make_ready(std::int64_t{1});
+                 }}};
+  return plan;
 }
 
 TEST(BackwardAndStep, WaitsForStepsThatHaveBegunWhenAnotherCannotBegin) {
   Cluster cluster(3);
   Model model;
-  const std::string expected = "this owner cannot be asked; 3 parameters were stepped nevertheless";
+  const std::string expected = "this owner cannot be asked; ps0 and ps1 had stepped";
   // Steps begin when the pass is settled, or, with a result that is not used, when it has ended.
   for (const bool unused : {false, true}) {
     for (const bool waits : {false, true}) {
@@ -218,14 +224,13 @@ TEST(BackwardAndStep, WaitsForStepsThatHaveBegunWhenAnotherCannotBegin) {
       if (unused) model.layers[1].rpc_async<&Layer::times>(initial(0)).get();
       const Promise<std::int64_t> slow;
       if (waits) slow.set_value(2);
-      auto steps = steps_with_one_that_cannot_begin(slow);
+      const auto plan = plan_with_one_that_cannot_begin(slow);
       const auto error = error_of([&] {
         if (waits) {
-          stitch::optim::backward_and_steps(context, {loss}, {}, std::move(steps));
+          stitch::optim::backward_and_step(context, {loss}, {}, plan, {});
           return;
         }
-        auto stepping =
-            stitch::optim::backward_and_steps_async(context, {loss}, {}, std::move(steps));
+        auto stepping = stitch::optim::backward_and_step_async(context, {loss}, {}, plan, {});
         EXPECT_FALSE(stepping.wait_for(std::chrono::milliseconds(100))) << "one has not ended";
         slow.set_value(2);
         stepping.get();
@@ -238,12 +243,12 @@ TEST(BackwardAndStep, WaitsForStepsThatHaveBegunWhenAnotherCannotBegin) {
 
 TEST(StartSteps, WaitForThoseThatHaveBegunWhenAnotherCannotBegin) {
   const Promise<std::int64_t> slow;
-  auto all = stitch::optim::start_steps(steps_with_one_that_cannot_begin(slow));
-  EXPECT_FALSE(all.ready());
+  auto step = stitch::optim::start_step(plan_with_one_that_cannot_begin(slow), {});
+  EXPECT_FALSE(step.ready());
   slow.set_error(Error(ErrorCode::disconnected, "this owner is gone"));
-  const auto error = error_of([&] { all.get(); });
+  const auto error = error_of([&] { static_cast<void>(step.get().get()); });
   EXPECT_EQ(error.code(), ErrorCode::overloaded);
-  EXPECT_STREQ(error.what(), "this owner cannot be asked; 1 parameter was stepped nevertheless");
+  EXPECT_STREQ(error.what(), "this owner cannot be asked; ps0 had stepped; ps1 has not answered");
 }
 
 // The pass is held in a hook of one worker until the next forward has ended: if that waited for the
@@ -301,7 +306,7 @@ TEST(BackwardAndStepFaults, StepsBeforeThePassHasEndedAndSaysSoWhenThatFails) {
         }
       });
     }
-    EXPECT_TRUE(has_text(error, ErrorCode::timeout, "; 3 parameters were stepped nevertheless"));
+    EXPECT_TRUE(has_text(error, ErrorCode::timeout, "; worker0, worker1 and worker2 had stepped"));
     EXPECT_FALSE(torch::equal(model.now(), before));
   }
 }

@@ -1,3 +1,4 @@
+#include "stitch/dist_optim/step_plan.h"
 #include "tests/support/world_test.h"
 
 namespace distributed_optimizer_test {
