@@ -7,7 +7,6 @@
 #include "stitch/dist_autograd/rref_backward.h"       // IWYU pragma: export
 #include "stitch/dist_optim/backward_and_step.h"      // IWYU pragma: export
 #include "stitch/dist_optim/distributed_optimizer.h"  // IWYU pragma: export
-#include "stitch/dist_optim/files/tensor_file.h"      // IWYU pragma: export
 #include "stitch/dist_optim/parameter_lock.h"         // IWYU pragma: export
 #include "stitch/dist_optim/sparse_optimizers.h"      // IWYU pragma: export
 #include "stitch/rpc/calls.h"                         // IWYU pragma: export
@@ -15,6 +14,8 @@
 #include "stitch/rpc/future/future.h"                 // IWYU pragma: export
 #include "stitch/rpc/future/shield.h"                 // IWYU pragma: export
 #include "stitch/rpc/worker.h"                        // IWYU pragma: export
+#include "stitch/rref/checkpoint.h"                   // IWYU pragma: export
+#include "stitch/rref/files/tensor_file.h"            // IWYU pragma: export
 #include "stitch/rref/remote_module.h"                // IWYU pragma: export
 #include "stitch/rref/rref.h"                         // IWYU pragma: export
 #include "stitch/rref/rref_list.h"                    // IWYU pragma: export

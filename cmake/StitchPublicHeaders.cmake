@@ -7,7 +7,6 @@ set(STITCH_PUBLIC_HEADERS
   dist_autograd/rref_backward.h
   dist_optim/backward_and_step.h
   dist_optim/distributed_optimizer.h
-  dist_optim/files/tensor_file.h
   dist_optim/grad_scaler.h
   dist_optim/parameter_lock.h
   dist_optim/schedules.h
@@ -21,6 +20,8 @@ set(STITCH_PUBLIC_HEADERS
   rpc/sendable.h
   rpc/target.h
   rpc/worker.h
+  rref/checkpoint.h
+  rref/files/tensor_file.h
   rref/remote_module.h
   rref/rref.h
   rref/rref_list.h

@@ -8,8 +8,8 @@
 
 #include "stitch/base/error.h"
 #include "stitch/base/mutex.h"
-#include "stitch/dist_optim/checkpoint.h"
 #include "stitch/dist_optim/step_plan.h"
+#include "stitch/dist_optim/stored_values.h"
 
 namespace stitch::optim {
 
@@ -49,14 +49,6 @@ struct OwnersGroups {
   }
   WorkerInfo owner;
   std::vector<OwnersGroup> groups;
-};
-
-// A parameter while a checkpoint is loaded.
-struct LoadPlace {
-  const Part* part;
-  std::uint64_t position;
-  std::vector<std::int64_t> sizes;
-  bool found = false;
 };
 
 template <auto Method, class... Arguments>
@@ -319,98 +311,49 @@ void AnyOptimizer::replace(const ParameterList& parameters) {
   state_->names = std::move(names);
 }
 
-void AnyOptimizer::save(const std::filesystem::path& folder) const {
-  ShardHeader header;
-  header.optimizer = state_->kind.type.name();
-  header.save_id = new_save_id();
-  const auto parts_kept = state_->all_parts();
-  const Parts& parts = *parts_kept;
-  header.options = join_groups(all_options());
-  header.options.emplace(kStepName, next_step());
-  for (const auto& part : parts) header.owners.push_back(part.owner.name);
-  const auto parameters = when_all(on_all<&LocalOptimizer::parameters>(parts)).get();
-  expect_folder_for(folder, header.optimizer, parameters);
-  std::vector<std::unique_ptr<ShardWriter>> writers;
-  for (std::size_t i = 0; i < parts.size(); ++i) {
-    header.owner = parts[i].owner.name;
-    auto& writer =
-        *writers.emplace_back(std::make_unique<ShardWriter>(folder, header, parameters[i].size()));
-    // The state of one parameter at a time, the next one on its way while one is written.
-    const auto fetch = [&](std::size_t position) {
-      return parts[i].optimizer.rpc_async<&LocalOptimizer::state>(position);
-    };
-    auto next = fetch(0);
-    for (std::size_t position = 0; position < parameters[i].size(); ++position) {
-      SavedParameter saved = parameters[i][position];
-      saved.state = next.get();
-      if (position + 1 < parameters[i].size()) next = fetch(position + 1);
-      writer.add(saved);
-    }
-    writer.finish();
-  }
-  publish(folder, header.owners);
+rref::CheckpointPart AnyOptimizer::checkpoint_part() const {
+  rref::CheckpointPart part;
+  part.type = state_->kind.type.name();
+  part.options = join_groups(all_options());
+  part.options.insert_or_assign(kStepName, next_step());
+  for (const auto& each : *state_->all_parts())
+    part.owners.push_back(each.optimizer.remote<&LocalOptimizer::stored>());
+  part.check = [state = state_, groups = group_count()](const CheckpointValues& options) {
+    static_cast<void>(next_step_in(options));
+    for (const auto& each : split_groups(options, groups))
+      static_cast<void>(state->kind.type.options_from_values(each));
+  };
+  part.loaded = [state = state_](const CheckpointValues& options) {
+    state->counters->next_step = next_step_in(options);
+    base::MutexLock lock(state->mutex);
+    state->options = split_groups(options, state->options.size());
+  };
+  return part;
 }
 
-void AnyOptimizer::load(const std::filesystem::path& folder) {
-  const std::string load_id = new_save_id();
-  const auto parts_kept = state_->all_parts();
-  const Parts& parts = *parts_kept;
-  std::map<std::string, LoadPlace> places;
-  const auto parameters = when_all(on_all<&LocalOptimizer::parameters>(parts)).get();
-  for (std::size_t i = 0; i < parts.size(); ++i) {
-    for (std::size_t position = 0; position < parameters[i].size(); ++position)
-      places[parameters[i][position].name] = {&parts[i], position, parameters[i][position].sizes};
+namespace {
+
+// A checkpoint of one part.
+struct OnlyPart {
+  [[nodiscard]] rref::CheckpointPart checkpoint_part() const {
+    return optimizer->checkpoint_part();
   }
-  const auto place_of = [&](const std::filesystem::path& file, const SavedParameter& saved) {
-    const auto place = places.find(saved.name);
-    check_saved(file, saved, place == places.end() ? nullptr : &place->second.sizes);
-    return place;
-  };
-  // Once to check everything, once to send it.
-  const auto files = find_shards(folder);
-  std::vector<NamedValues> saved_options;
-  std::int64_t next_step = 0;
-  for (const auto& file : files) {
-    SavedParameter first;
-    check_optimizer(file, read_shard_header(file, first), state_->kind.type.name());
-    const ShardHeader header = read_shard(file, [&](const SavedParameter& saved) {
-      NamedValues values = saved.state.value_or(NamedValues());
-      const bool master = take_master(values).defined();
-      if (saved.state && !(values.empty() && master))
-        (void)state_->kind.type.state_from_values(values);
-      place_of(file, saved)->second.found = true;
-    });
-    NamedValues options = header.options;
-    next_step = take_step(options);
-    saved_options = split_groups(options);
-    // Options of a program's own optimizer may have no fields.
-    if (saved_options.empty()) saved_options.resize(group_count());
-    check_groups(file, saved_options.size(), group_count());
-    for (const auto& each : saved_options) (void)state_->kind.type.options_from_values(each);
-  }
-  for (const auto& [name, place] : places) {
-    if (!place.found) throw missing_parameter(folder, name);
-  }
-  try {
-    for (const auto& file : files) {
-      std::optional<Future<void>> last;
-      read_shard(file, [&](const SavedParameter& saved) {
-        const LoadPlace& place = place_of(file, saved)->second;
-        auto staged = place.part->optimizer.rpc_async<&LocalOptimizer::stage>(
-            load_id, place.position, saved.state);
-        if (last) last->get();
-        last = std::move(staged);
-      });
-      if (last) last->get();
-    }
-  } catch (...) {
-    undo<&LocalOptimizer::discard>(parts, load_id);
-    throw;
-  }
-  when_all(on_all<&LocalOptimizer::commit>(parts, load_id, saved_options)).get();
-  state_->counters->next_step = next_step;
-  base::MutexLock lock(state_->mutex);
-  state_->options = saved_options;
+  const AnyOptimizer* optimizer;
+};
+Checkpoint checkpoint_of(const AnyOptimizer& optimizer, const std::filesystem::path& folder,
+                         const std::string& name) {
+  Checkpoint one(folder, {.name = name});
+  one.add("optimizer", OnlyPart{&optimizer});
+  return one;
+}
+
+}  // namespace
+
+void AnyOptimizer::save(const std::filesystem::path& folder, const std::string& name) const {
+  checkpoint_of(*this, folder, name).save();
+}
+void AnyOptimizer::load(const std::filesystem::path& folder, const std::string& name) {
+  checkpoint_of(*this, folder, name).load();
 }
 
 }  // namespace stitch::optim

@@ -13,6 +13,7 @@
 #include "stitch/dist_optim/local_optimizer.h"
 #include "stitch/dist_optim/schedules.h"
 #include "stitch/dist_optim/steps.h"
+#include "stitch/rref/checkpoint.h"
 #include "stitch/rref/rref.h"
 
 namespace stitch::optim {
@@ -64,16 +65,14 @@ class AnyOptimizer {
   // back; all else stays. Waits. Throws as add_group(); then it is to be called again.
   void replace(const ParameterList& parameters);
 
-  // Writes the options and the state of all parameters (not the parameters) into `folder` on this
-  // worker's file system, one file per owner (docs/checkpoints.md). An existing checkpoint stays
-  // until the new one is complete and on the disk. Steps that run meanwhile are included for some
-  // parameters only. Throws Error(invalid_argument) for a folder that cannot be written or is
-  // another optimizer's.
-  void save(const std::filesystem::path& folder) const;
-  // Reads options and state back by the parameters' names, from whichever owners: all or nothing.
-  // Steps must not run meanwhile. Throws Error(invalid_argument) naming the file and the parameter
-  // when something is damaged, missing, or of another shape or another type of optimizer.
-  void load(const std::filesystem::path& folder);
+  // Writes options and state of all parameters (not the parameters) into `folder`, a checkpoint of
+  // one part (Checkpoint::save()). Throws for the name of another optimizer's checkpoint.
+  void save(const std::filesystem::path& folder, const std::string& name = "optimizer") const;
+  // Reads them back by the parameters' names, all or none, as Checkpoint::load(), and the number of
+  // the next step.
+  void load(const std::filesystem::path& folder, const std::string& name = "optimizer");
+  // For Checkpoint::add(). Waits.
+  [[nodiscard]] rref::CheckpointPart checkpoint_part() const;
 
  protected:
   using GroupValues = std::pair<ParameterList, NamedValues>;  // a group and its options

@@ -9,9 +9,9 @@
 #include "stitch/base/error.h"
 #include "stitch/base/mutex.h"
 #include "stitch/dist_autograd/context.h"
-#include "stitch/dist_optim/checkpoint.h"
 #include "stitch/dist_optim/shadow_parameter.h"
 #include "stitch/dist_optim/step_plan.h"
+#include "stitch/dist_optim/stored_values.h"
 #include "stitch/rpc/calls.h"
 
 namespace stitch::optim {
@@ -51,11 +51,6 @@ struct Entry {
     states.clear();
     if (state) states[state_key(*optimizer, shadow.shadow())] = std::move(state);
   }
-  [[nodiscard]] c10::Device device() const {
-    base::MutexLock lock(shadow.lock());
-    return shadow.shadow().device();
-  }
-
   const std::string name;
   const std::uint64_t group;
   const RRef<at::Tensor> reference;  // keeps the parameter
@@ -68,15 +63,6 @@ struct Entry {
 using Entries = std::vector<std::shared_ptr<Entry>>;
 
 constexpr std::uint64_t kOutcomesKept = 256;
-
-struct StagedState {
-  OptimizerType::State state;
-  at::Tensor master;
-};
-struct Staged {
-  std::string load;
-  std::unordered_map<std::uint64_t, StagedState> states;  // by position
-};
 
 }  // namespace entries_of_owners
 
@@ -200,12 +186,11 @@ struct LocalOptimizer::Body {
   std::vector<NamedValues> options STITCH_GUARDED_BY(mutex);  // of each group, checked
   // Of the last orders, by their numbers.
   std::map<std::uint64_t, Future<std::int64_t>> outcomes STITCH_GUARDED_BY(mutex);
-  Staged staged STITCH_GUARDED_BY(mutex);
 };
 
 LocalOptimizer::LocalOptimizer(const OptimizerType& type, std::vector<OwnersGroup> groups,
                                StalePolicy policy)
-    : body_(std::make_unique<Body>(type, policy)) {
+    : body_(std::make_shared<Body>(type, policy)) {
   add_groups(0, std::move(groups));
 }
 LocalOptimizer::LocalOptimizer(LocalOptimizer&&) noexcept = default;
@@ -286,22 +271,18 @@ std::vector<NamedValues> LocalOptimizer::options() const {
   return body_->options;
 }
 
-std::vector<SavedParameter> LocalOptimizer::parameters() const {
-  std::vector<SavedParameter> all;
-  for (const auto& entry : *body_->all_entries())
-    all.push_back({entry->name, entry->shadow.parameter().sizes().vec(), std::nullopt});
-  return all;
-}
-
 std::optional<NamedValues> LocalOptimizer::state(std::uint64_t position) const {
   const auto entry = body_->entry_at(position);
   base::MutexLock lock(entry->shadow.lock());
   const auto* const kept = entry->state();
-  const at::Tensor master = entry->shadow.master();
-  if (kept == nullptr && !master.defined()) return std::nullopt;
   NamedValues values = kept ? body_->type.state_to_values(*kept) : NamedValues();
-  FieldCollector field(values);
-  field(kMasterName, master);
+  if (const at::Tensor master = entry->shadow.master(); master.defined())
+    values.emplace(kMasterName, master);
+  if (values.empty()) return std::nullopt;
+  for (auto& [name, value] : values) {
+    if (auto* const tensor = std::get_if<at::Tensor>(&value))
+      *tensor = tensor->to(at::kCPU, /*non_blocking=*/false, /*copy=*/true);
+  }
   return values;
 }
 
@@ -313,52 +294,65 @@ NamedValues LocalOptimizer::state_of(const std::string& name) const {
   return state(static_cast<std::uint64_t>(found - all->begin())).value_or(NamedValues());
 }
 
-void LocalOptimizer::stage(const std::string& load, std::uint64_t position,
-                           const std::optional<NamedValues>& values) {
-  const auto entry = body_->entry_at(position);
-  const at::Tensor& shadow = entry->shadow.shadow();
-  NamedValues given = values.value_or(NamedValues());
-  StagedState state{nullptr, take_master(given)};
-  if (state.master.defined()) check_state_tensor(kMasterName, state.master, shadow, shadow.sizes());
-  if (values && !(given.empty() && state.master.defined())) {
-    body_->type.check_state_sizes(given, shadow);
-    state.state = body_->type.state_from_values(given);
-    body_->type.move_state(*state.state, entry->device());
+class LocalOptimizer::Stored final : public rref::StoredObject {
+ public:
+  explicit Stored(std::shared_ptr<Body> body)
+      : body_(std::move(body)), entries_(body_->all_entries()) {}
+  std::vector<std::pair<std::string, at::Tensor>> parameters() const override {
+    std::vector<std::pair<std::string, at::Tensor>> all;
+    for (const auto& entry : *entries_) all.emplace_back(entry->name, entry->shadow.parameter());
+    return all;
   }
-  base::MutexLock lock(body_->mutex);
-  Staged& staged = body_->staged;
-  if (staged.load != load) staged = {load, {}};
-  staged.states.insert_or_assign(position, std::move(state));
-}
-
-void LocalOptimizer::commit(const std::string& load, const std::vector<NamedValues>& options) {
-  static_cast<void>(body_->decoded(options));
-  const auto entries = body_->all_entries();
-  Staged staged;
-  {
-    base::MutexLock lock(body_->mutex);
-    if (body_->staged.load != load || body_->staged.states.size() != entries->size()) {
-      throw Error(ErrorCode::cancelled,
-                  "loading the optimizer's state ended: another load began meanwhile");
+  Fields stored(std::size_t parameter) const override {
+    const Entry& entry = *(*entries_)[parameter];
+    const auto* const state = entry.state();
+    Fields fields = state ? to_fields(body_->type.state_to_values(*state)) : Fields();
+    if (const at::Tensor master = entry.shadow.master(); master.defined())
+      fields.emplace(kMasterName, master);
+    return fields;
+  }
+  void check(std::size_t parameter, const std::vector<rref::StoredTensor>& tensors) const override {
+    const at::Tensor& shadow = (*entries_)[parameter]->shadow.shadow();
+    NamedValues values = blank_values(tensors, shadow);
+    if (const auto master = values.extract(kMasterName))
+      check_state_tensor(kMasterName, master.mapped(), shadow, shadow.sizes());
+    if (values.empty()) return;
+    const auto state = body_->type.state_from_values(values);
+    body_->type.check_state_sizes(body_->type.state_to_values(*state), shadow);
+  }
+  void exchange(std::size_t parameter, Fields& fields) override {
+    Entry& entry = *(*entries_)[parameter];
+    Fields former = stored(parameter);
+    const auto master = fields.extract(kMasterName);
+    OptimizerType::State state;
+    if (!fields.empty()) {
+      state = body_->type.state_from_values(from_fields(fields, entry.shadow.parameter()));
+      body_->type.move_state(*state, entry.shadow.shadow().device());
     }
-    staged = std::exchange(body_->staged, {});
+    if (const auto kept = former.find(kMasterName); kept != former.end()) {
+      kept->second = kept->second.clone();
+      if (master) entry.shadow.set_master(master.mapped());
+    }
+    entry.set_state(std::move(state));
+    fields = std::move(former);
   }
-  for (auto& [position, state] : staged.states) {  // nothing, unless a parameter has moved
-    if (state.state) body_->type.move_state(*state.state, entries->at(position)->device());
+  void exchange_options(CheckpointValues& options) override {
+    std::vector<NamedValues> former;
+    {
+      base::MutexLock lock(body_->mutex);
+      former = body_->options;
+    }
+    body_->apply_options(0, split_groups(options, former.size()));
+    options = join_groups(former);
   }
-  for (auto& [position, state] : staged.states) {
-    Entry& entry = *entries->at(position);
-    base::MutexLock lock(entry.shadow.lock());
-    entry.set_state(std::move(state.state));
-    if (state.master.defined()) entry.shadow.set_master(state.master);
-  }
-  body_->apply_options(0, options);
-}
 
-void LocalOptimizer::discard(const std::string& load) {
-  Staged forgotten;
-  base::MutexLock lock(body_->mutex);
-  if (body_->staged.load == load) forgotten = std::exchange(body_->staged, {});
+ private:
+  const std::shared_ptr<Body> body_;
+  const std::shared_ptr<const Entries> entries_;
+};
+
+rref::OwnerPart LocalOptimizer::stored() const {
+  return rref::OwnerPart(std::make_shared<Stored>(body_));
 }
 
 }  // namespace stitch::optim

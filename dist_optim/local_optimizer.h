@@ -11,11 +11,10 @@
 #include "stitch/dist_optim/optimizer_type.h"
 #include "stitch/dist_optim/parameter_lock.h"
 #include "stitch/dist_optim/steps.h"
+#include "stitch/rref/owner_part.h"
 #include "stitch/rref/rref.h"
 
 namespace stitch::optim {
-
-struct SavedParameter;
 
 // A group of parameters that are stepped with the same options, as one owner gets it: with those
 // that it owns.
@@ -73,26 +72,17 @@ class LocalOptimizer {
   // Of each group.
   std::vector<NamedValues> options() const;
 
-  // The names and shapes of the parameters, in order and without state.
-  std::vector<SavedParameter> parameters() const;
-  // A copy of the state of one of them, on the CPU.
+  // A copy of the state of one of them, on the CPU; empty when it was never stepped.
   std::optional<NamedValues> state(std::uint64_t position) const;
   // The same by name; empty when there is none.
   NamedValues state_of(const std::string& name) const;
-
-  // Loading, so that all owners change or none: stage() stores the new state of a parameter on its
-  // device, commit() makes all of it current, discard() drops it. `load` is the load's id: what
-  // another load staged is dropped.
-  void stage(const std::string& load, std::uint64_t position,
-             const std::optional<NamedValues>& values);
-  // `options`: of each group. Throws Error(cancelled), having changed nothing, when not every
-  // parameter has been staged.
-  void commit(const std::string& load, const std::vector<NamedValues>& options);
-  void discard(const std::string& load);
+  // The state of the parameters there are, and the options, for a checkpoint.
+  rref::OwnerPart stored() const;
 
  private:
   struct Body;
-  std::unique_ptr<Body> body_;
+  class Stored;
+  std::shared_ptr<Body> body_;
 };
 
 // On an owner: its part of a DistributedOptimizer<Optimizer>.

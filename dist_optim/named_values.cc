@@ -3,9 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <charconv>
 #include <sstream>
-#include <system_error>
 
 #include "stitch/base/error.h"
 
@@ -30,49 +28,49 @@ std::string_view type_text(const NamedValue& value) {
 
 void FieldCollector::operator()(std::string_view name, const at::Tensor& value) {
   if (!value.defined()) return;
-  put(name, value.is_cpu() ? value.detach().clone() : value.detach().cpu());
+  put(name, value.detach());
 }
 
-std::int64_t take_step(NamedValues& values) {
-  const auto taken = values.extract(kStepName);
-  const auto* const step = taken ? std::get_if<std::int64_t>(&taken.mapped()) : nullptr;
-  if (step == nullptr || *step < 0) refuse("options", "have no number of the next step");
-  return *step;
+at::Tensor tensor_of(const NamedValue& value) {
+  struct Make {
+    at::Tensor operator()(bool each) const { return at::scalar_tensor(each, at::kBool); }
+    at::Tensor operator()(std::int64_t each) const { return at::scalar_tensor(each, at::kLong); }
+    at::Tensor operator()(double each) const { return at::scalar_tensor(each, at::kDouble); }
+    at::Tensor operator()(const std::vector<double>& each) const {
+      return at::tensor(each, at::TensorOptions(at::kDouble));
+    }
+    at::Tensor operator()(const std::string& each) const {
+      return at::tensor(std::vector<std::uint8_t>(each.begin(), each.end()));
+    }
+    at::Tensor operator()(const at::Tensor& each) const { return each; }
+  };
+  return std::visit(Make(), value);
 }
 
-at::Tensor take_master(NamedValues& values) {
-  const auto taken = values.extract(kMasterName);
-  if (taken.empty()) return {};
-  const auto* const master = std::get_if<at::Tensor>(&taken.mapped());
-  if (master == nullptr) refuse("state has", std::string(kMasterName) + " that is no tensor");
-  return *master;
-}
-
-NamedValues join_groups(const std::vector<NamedValues>& groups) {
-  NamedValues values;
-  for (std::size_t i = 0; i < groups.size(); ++i) {
-    for (const auto& [name, value] : groups[i])
-      values.emplace(std::to_string(i) + '.' + name, value);
-  }
-  return values;
-}
-
-std::vector<NamedValues> split_groups(const NamedValues& values) {
-  std::map<std::size_t, NamedValues> groups;
-  for (const auto& [name, value] : values) {
-    std::size_t group = 0;
-    const char* const end = name.data() + name.size();
-    const auto [dot, error] = std::from_chars(name.data(), end, group);
-    if (error != std::errc() || dot == end || *dot != '.')
-      refuse("options", "have no group in " + in_quotes(name));
-    groups[group].emplace(std::string(dot + 1, end), value);
-  }
-  std::vector<NamedValues> all;
-  for (auto& [group, options] : groups) {
-    if (group != all.size()) refuse("options", "have no group " + std::to_string(all.size()));
-    all.push_back(std::move(options));
-  }
-  return all;
+bool value_in_tensor(const NamedValue& value, const NamedValue& like, NamedValue& to) {
+  const auto* const tensor = std::get_if<at::Tensor>(&value);
+  const at::Tensor made = tensor_of(like);
+  if (tensor == nullptr || !tensor->defined() || tensor->layout() != at::kStrided ||
+      tensor->scalar_type() != made.scalar_type() || tensor->dim() != made.dim())
+    return false;
+  const at::Tensor plain = tensor->cpu().contiguous();
+  struct Read {
+    const at::Tensor& from;
+    NamedValue operator()(bool) const { return from.item<bool>(); }
+    NamedValue operator()(std::int64_t) const { return from.item<std::int64_t>(); }
+    NamedValue operator()(double) const { return from.item<double>(); }
+    NamedValue operator()(const std::vector<double>&) const {
+      const auto* const data = from.data_ptr<double>();
+      return std::vector<double>(data, data + from.numel());
+    }
+    NamedValue operator()(const std::string&) const {
+      const auto* const data = from.data_ptr<std::uint8_t>();
+      return std::string(data, data + from.numel());
+    }
+    NamedValue operator()(const at::Tensor&) const { return from; }
+  };
+  to = std::visit(Read{plain}, like);
+  return true;
 }
 
 void check_state_tensor(std::string_view name, const NamedValue& value, const at::Tensor& parameter,

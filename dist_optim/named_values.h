@@ -23,8 +23,7 @@ using NamedValue =
 using NamedValues = std::map<std::string, NamedValue>;
 
 // Collects the fields of a struct: pass it to a function that calls `field(name, value)` for each.
-// Tensors are copied, to the CPU, so that later steps do not change what was collected and any
-// worker can have it. Thread contract: one thread.
+// Tensors are not copied: later steps change the collected ones. Thread contract: one thread.
 class FieldCollector {
  public:
   explicit FieldCollector(NamedValues& values) : values_(values) {}
@@ -54,28 +53,24 @@ class FieldCollector {
   NamedValues& values_;
 };
 
-// The options of an optimizer's groups as the values of its checkpoint, "1.lr" for group 1, and
-// back. Throw Error(invalid_argument) for a name without the number of a group, and
-// without a step.
-// Beside them stands the number of the next step, which take_step() takes out.
-inline constexpr const char* kStepName = "step";
-[[nodiscard]] std::int64_t take_step(NamedValues& values);
-[[nodiscard]] NamedValues join_groups(const std::vector<NamedValues>& groups);
-[[nodiscard]] std::vector<NamedValues> split_groups(const NamedValues& values);
-
 // Among the values of a parameter's state: its master copy in fp32, where it has one
-// (ShadowParameter). take_master() takes it out; undefined when there is none.
+// (ShadowParameter).
 inline constexpr const char* kMasterName = "master";
-[[nodiscard]] at::Tensor take_master(NamedValues& values);
 
 // Throws Error(invalid_argument) for a tensor that does not have these sizes and the dtype of
 // `parameter`, whose state it shall be.
 void check_state_tensor(std::string_view name, const NamedValue& value, const at::Tensor& parameter,
                         at::IntArrayRef sizes);
 
-// Writes values back into the fields of a struct. Strict: a value of another type,
-// one that is missing (tensors may be: they become undefined) or, at finish(), one that no field
-// took is an Error(invalid_argument) that names it. Thread contract: one thread.
+// A value as a tensor: of int64, float64 or bool, and of bytes for a text. Tensors stay.
+[[nodiscard]] at::Tensor tensor_of(const NamedValue& value);
+// Whether `value` is what tensor_of() makes of a value of the type of `like`, which `to` becomes.
+[[nodiscard]] bool value_in_tensor(const NamedValue& value, const NamedValue& like, NamedValue& to);
+
+// Writes values back into the fields of a struct. A tensor_of() a value stands for it. Strict: a
+// value of another type, one that is missing (tensors may be: they become undefined) or, at
+// finish(), one that no field took is an Error(invalid_argument) that names it. Thread contract:
+// one thread.
 class FieldAssigner {
  public:
   // `what` begins the errors: "options of torch::optim::SGD". Both arguments must outlive this.
@@ -114,6 +109,7 @@ class FieldAssigner {
     const NamedValue* const value = take(name);
     if (value == nullptr) missing(name);
     if (const T* const typed = std::get_if<T>(value)) return *typed;
+    if (value_in_tensor(*value, NamedValue(T()), converted_)) return std::get<T>(converted_);
     wrong_type(name, *value, NamedValue(T()));
   }
   const NamedValue* take(std::string_view name);
@@ -127,6 +123,7 @@ class FieldAssigner {
   const NamedValues& values_;
   const std::string_view what_;
   std::vector<std::string_view> taken_;
+  NamedValue converted_;
 };
 
 // Moves tensors among the fields of a struct to a device; other fields stay as they are. Thread

@@ -1,18 +1,10 @@
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
-#include <memory>
-
-#include "stitch/base/mutex.h"
+#include "stitch/rref/parameter_lock.h"
 
 namespace stitch::optim {
 
-// The mutex that every optimizer of this process takes while it steps `parameter`. There is one per
-// parameter, shared by all optimizers and contexts: steps of one parameter are serialized, those of
-// different parameters are not. Nodes of backward passes must not take it: steps wait for them. It
-// lives as long as its last owner. Thread contract: any thread.
-[[nodiscard]] std::shared_ptr<base::Mutex> parameter_lock(const at::Tensor& parameter);
+using rref::parameter_lock;
 
 // What a step does about a forward pass that saved the old parameter and has not run backward yet.
 enum class StalePolicy : unsigned char {

@@ -5,47 +5,16 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
-#include <atomic>
-#include <deque>
-#include <shared_mutex>
 #include <sstream>
-#include <unordered_map>
 
 #include "stitch/base/error.h"
 #include "stitch/dist_autograd/graph/device_order.h"
 #include "stitch/dist_autograd/graph/optimizers_step.h"
+#include "stitch/rref/shared_parameter.h"
 
 namespace stitch::optim {
 
-// What the optimizers of this process share about a parameter. Lives as long as its last owner.
-struct SharedParameter {
-  base::Mutex mutex;
-  std::shared_mutex readers;         // nodes of backward passes; after `mutex`
-  std::atomic<bool> detects{false};  // some optimizer keeps steps off them
-  std::deque<std::uint64_t> steps STITCH_GUARDED_BY(mutex);  // optimizer_steps after the last ones
-  at::Tensor master STITCH_GUARDED_BY(mutex);
-  // Of the parameter, when the master was last its own.
-  std::uint32_t version STITCH_GUARDED_BY(mutex) = 0;
-  const void* memory STITCH_GUARDED_BY(mutex) = nullptr;
-};
-
 namespace {
-
-struct Locks {
-  base::Mutex mutex;
-  // By the tensor's identity. An entry without holders is stale: its address may belong to another
-  // tensor by now, for which any that is not held is as good.
-  std::unordered_map<const void*, std::weak_ptr<SharedParameter>> by_parameter
-      STITCH_GUARDED_BY(mutex);
-  // Stale entries are taken out when the table has doubled: a constant cost for each new one.
-  std::size_t sweep_at STITCH_GUARDED_BY(mutex) = 64;
-};
-
-Locks& locks() {
-  static auto* const all =
-      new Locks;  // never destroyed: optimizers may outlive other static objects
-  return *all;
-}
 
 // data() has a version counter of its own, detach() the parameter's.
 at::Tensor make_shadow(const at::Tensor& parameter, StalePolicy policy) {
@@ -54,30 +23,8 @@ at::Tensor make_shadow(const at::Tensor& parameter, StalePolicy policy) {
   return shadow.set_requires_grad(shadow.is_floating_point() || shadow.is_complex());
 }
 
-std::shared_ptr<SharedParameter> shared_of(const at::Tensor& parameter) {
-  Locks& all = locks();
-  base::MutexLock lock(all.mutex);
-  auto& entry = all.by_parameter[parameter.unsafeGetTensorImpl()];
-  auto shared = entry.lock();
-  if (!shared) {
-    shared = std::make_shared<SharedParameter>();
-    entry = shared;
-    if (all.by_parameter.size() >= all.sweep_at) {
-      std::erase_if(all.by_parameter, [](const auto& each) { return each.second.expired(); });
-      all.sweep_at = std::max<std::size_t>(64, 2 * all.by_parameter.size());
-    }
-  }
-  return shared;
-}
-
 std::shared_ptr<std::shared_mutex> readers_of(const at::Tensor& leaf) {
-  std::shared_ptr<SharedParameter> shared;
-  {
-    Locks& all = locks();
-    base::MutexLock lock(all.mutex);
-    const auto found = all.by_parameter.find(leaf.unsafeGetTensorImpl());
-    if (found != all.by_parameter.end()) shared = found->second.lock();
-  }
+  auto shared = rref::find_shared_parameter(leaf);
   if (!shared || !shared->detects) return nullptr;
   auto* const readers = &shared->readers;
   return {std::move(shared), readers};
@@ -85,14 +32,8 @@ std::shared_ptr<std::shared_mutex> readers_of(const at::Tensor& leaf) {
 
 }  // namespace
 
-std::shared_ptr<base::Mutex> parameter_lock(const at::Tensor& parameter) {
-  auto shared = shared_of(parameter);
-  auto* const mutex = &shared->mutex;
-  return {std::move(shared), mutex};
-}
-
 std::int64_t steps_since(const at::Tensor& parameter, std::uint64_t then) {
-  const auto shared = shared_of(parameter);
+  const auto shared = rref::shared_parameter(parameter);
   base::MutexLock lock(shared->mutex);
   return shared->steps.end() - std::upper_bound(shared->steps.begin(), shared->steps.end(), then);
 }
@@ -100,7 +41,7 @@ std::int64_t steps_since(const at::Tensor& parameter, std::uint64_t then) {
 ShadowParameter::ShadowParameter(at::Tensor parameter, StalePolicy policy, bool steps_rows)
     : parameter_(std::move(parameter)),
       policy_(policy),
-      shared_(shared_of(parameter_)),
+      shared_(rref::shared_parameter(parameter_)),
       has_master_(
           !steps_rows && parameter_.requires_grad() &&
           (parameter_.scalar_type() == at::kHalf || parameter_.scalar_type() == at::kBFloat16)) {

@@ -9,14 +9,16 @@
 #include "stitch/base/mutex.h"
 #include "stitch/dist_optim/parameter_lock.h"
 
+namespace stitch::rref {
+struct SharedParameter;
+}
+
 namespace stitch::optim {
 
 // How often optimizers have stepped `parameter` since optimizer_steps was `then`, kStepsKept at
 // most. Thread contract: any thread.
 inline constexpr std::int64_t kStepsKept = 256;
 [[nodiscard]] std::int64_t steps_since(const at::Tensor& parameter, std::uint64_t then);
-
-struct SharedParameter;
 
 // A parameter as a torch::optim optimizer sees it: a leaf of its own (the shadow) that shares the
 // parameter's memory and carries the gradient of one context for one step. So the
@@ -53,7 +55,7 @@ class ShadowParameter {
 
   const at::Tensor parameter_;
   const StalePolicy policy_;
-  const std::shared_ptr<SharedParameter> shared_;
+  const std::shared_ptr<rref::SharedParameter> shared_;
   const bool has_master_;
   at::Tensor shadow_;
 };

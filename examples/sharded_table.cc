@@ -6,9 +6,8 @@
 #include <cstdio>
 #include <filesystem>
 #include <string>
+#include <utility>
 #include <vector>
-
-namespace fs = std::filesystem;
 
 // [tutorial: table]
 // Every n-th row.
@@ -20,10 +19,9 @@ class Shard {
     return torch::embedding(rows_, at, -1, false, /*sparse=*/true);
   }
   stitch::RRef<torch::Tensor> parameter() { return stitch::make_rref(rows_); }
-  torch::Tensor values() { return rows_.detach(); }
-  void set_values(const torch::Tensor& values) {
+  void clear() {
     const torch::NoGradGuard none;
-    rows_.copy_(values);
+    rows_.zero_();
   }
 
  private:
@@ -44,43 +42,27 @@ torch::Tensor lookup(const std::vector<stitch::RRef<Shard>>& shards, const torch
 }
 // [tutorial: end]
 
-using Optimizer = stitch::optim::DistributedOptimizer<stitch::optim::SparseAdagrad>;
-
-// [tutorial: checkpoint]
-// The optimizer saves its own state; parameters are fetched and saved by the program.
-void save(const fs::path& folder, const std::vector<stitch::RRef<Shard>>& shards,
-          const Optimizer& optimizer) {
-  std::vector<torch::Tensor> values;
-  for (const auto& shard : shards) values.push_back(shard.rpc_sync<&Shard::values>());
-  fs::create_directories(folder);
-  torch::save(values, (folder / "table.pt").string());
-  optimizer.save(folder / "optimizer");
-}
-
-void load(const fs::path& folder, const std::vector<stitch::RRef<Shard>>& shards,
-          Optimizer& optimizer) {
-  std::vector<torch::Tensor> values;
-  torch::load(values, (folder / "table.pt").string());
-  for (std::size_t i = 0; i < shards.size(); ++i)
-    shards[i].rpc_sync<&Shard::set_values>(values.at(i));
-  optimizer.load(folder / "optimizer");
-}
-// [tutorial: end]
-
 int main(int argc, char** argv) try {
-  const fs::path folder = argc > 1 ? argv[1] : "sharded_table_checkpoint";
+  const std::filesystem::path folder = argc > 1 ? argv[1] : "sharded_table_checkpoint";
   // [tutorial: stop]
   auto self = stitch::init({.stop_on_signals = true});
   if (self.rank() != 0) return 0;  // serves until all workers leave
   // [tutorial: end]
 
   std::vector<stitch::RRef<Shard>> shards;
-  std::vector<stitch::RRef<torch::Tensor>> parameters;
+  std::vector<std::pair<std::string, stitch::RRef<torch::Tensor>>> parameters;
   for (const auto& worker : self.workers()) {
     shards.push_back(stitch::remote<Shard>(worker, 10, 4));
-    parameters.push_back(shards.back().rpc_sync<&Shard::parameter>());
+    parameters.emplace_back(worker.name, shards.back().rpc_sync<&Shard::parameter>());
   }
-  Optimizer optimizer(parameters, stitch::optim::SparseAdagradOptions(0.3));
+  stitch::optim::DistributedOptimizer<stitch::optim::SparseAdagrad> optimizer(
+      parameters, stitch::optim::SparseAdagradOptions(0.3));
+  // [tutorial: checkpoint]
+  // Rows of all shards, the state of their optimizer, and where the program stands.
+  stitch::Checkpoint checkpoint(folder, {.name = "table", .keep = 2});
+  checkpoint.add("rows", parameters);
+  checkpoint.add("optimizer", optimizer);
+  // [tutorial: end]
   const auto ids = torch::arange(0, 20, torch::kLong).flip(0);
   const auto target = ids.to(torch::kFloat).div(20).unsqueeze(1).expand({20, 4});
   // [tutorial: loop]
@@ -90,10 +72,11 @@ int main(int argc, char** argv) try {
     context.backward({loss});
     optimizer.step(context);
   }
-  save(folder, shards, optimizer);  // also where SIGTERM has ended the loop
+  checkpoint.values["next_step"] = optimizer.next_step();
+  checkpoint.save();  // also where SIGTERM has ended the loop
   // [tutorial: end]
-  for (const auto& shard : shards) shard.rpc_sync<&Shard::set_values>(torch::zeros({10, 4}));
-  load(folder, shards, optimizer);
+  for (const auto& shard : shards) shard.rpc_sync<&Shard::clear>();
+  checkpoint.load();
   const double error = (lookup(shards, ids) - target).abs().max().item<double>();
   std::printf("table of %zu shards: largest error %s\n", shards.size(),
               error < 0.1 ? "below 0.1" : "too large");

@@ -4,6 +4,7 @@
 #include <torch/nn/pimpl.h>
 
 #include <chrono>
+#include <filesystem>
 #include <map>
 #include <memory>
 #include <optional>
@@ -13,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "stitch/rref/checkpoint.h"
 #include "stitch/rref/rref.h"
 
 namespace stitch {
@@ -266,6 +268,23 @@ class RemoteModule {
     return host_.template rpc_sync<&Host::load_state_dict>(state, strict);
   }
 
+  // Writes parameters and buffers into `folder`, a checkpoint of one part (Checkpoint::save()): of
+  // any size, while training goes on.
+  void save(const std::filesystem::path& folder, const std::string& name = "model") const {
+    checkpoint(folder, name).save();
+  }
+  // Reads them back, all or none, as Checkpoint::load().
+  void load(const std::filesystem::path& folder, const std::string& name = "model") const {
+    checkpoint(folder, name).load();
+  }
+  // For Checkpoint::add(). Waits.
+  [[nodiscard]] rref::CheckpointPart checkpoint_part() const {
+    auto tensors = named_parameters();
+    const auto buffers = named_buffers();
+    tensors.insert(tensors.end(), buffers.begin(), buffers.end());
+    return rref::checkpoint_of(tensors);
+  }
+
   // The worker on which the module lives.
   [[nodiscard]] const WorkerInfo& owner() const { return host_.owner(); }
   // As RRef::when_created().
@@ -279,6 +298,12 @@ class RemoteModule {
   }
 
  private:
+  [[nodiscard]] Checkpoint checkpoint(const std::filesystem::path& folder,
+                                      const std::string& name) const {
+    Checkpoint one(folder, {.name = name});
+    one.add("model", *this);
+    return one;
+  }
   template <class... Args>
   static constexpr auto kForward =
       detail::ForwardOf<M, detail::kForwardTakes<typename Host::Impl, detail::SentAs<Args>...>,

@@ -1,9 +1,7 @@
-#include <unistd.h>
-
+// Checkpoints of optimizers. tests/rref/checkpoint_test.cc has the rest.
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 
+#include "stitch/dist_optim/stored_values.h"
 #include "tests/support/world_test.h"
 
 namespace checkpoint_test {
@@ -13,8 +11,10 @@ namespace autograd = stitch::dist_autograd;
 namespace fs = std::filesystem;
 namespace optim = stitch::optim;
 using namespace stitch::testing;
+using stitch::Checkpoint;
 using stitch::optim::DistributedOptimizer;
 using stitch::optim::NamedParameter;
+using stitch::optim::NamedValue;
 using stitch::optim::NamedValues;
 using torch::optim::Adam;
 using torch::optim::AdamOptions;
@@ -25,14 +25,6 @@ using torch::optim::SGDOptions;
 struct Folder : TemporaryFolder {
   [[nodiscard]] fs::path path() const { return TemporaryFolder::path() / "checkpoint"; }
 };
-
-std::string contents(const fs::path& file) {
-  std::ifstream in(file, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
-void overwrite(const fs::path& file, const std::string& bytes) {
-  std::ofstream(file, std::ios::binary | std::ios::trunc) << bytes;
-}
 
 class Weight {
  public:
@@ -102,21 +94,25 @@ void expect_resumed(const typename DistributedOptimizer<Optimizer>::Options& opt
   std::swap(parameters[0], parameters[2]);
   DistributedOptimizer<Optimizer> resumed(parameters, options);
   resumed.load(folder.path());
+  EXPECT_EQ(resumed.next_step(), 3);
   step(weights, optimizer, 3);
   step(moved, resumed, 3);
   expect_equal(values_of(weights), values_of(moved));
 }
 
-TEST(Checkpoint, TrainingGoesOnAsIfNothingHadHappened) {
+TEST(OptimizerCheckpoint, TrainingGoesOnAsIfNothingHadHappened) {
   expect_resumed<SGD>(SGDOptions(0.1).momentum(0.9));
   expect_resumed<Adam>(AdamOptions(0.1).amsgrad(true));
   expect_resumed<torch::optim::AdamW>(torch::optim::AdamWOptions(0.1));
   expect_resumed<torch::optim::Adagrad>(torch::optim::AdagradOptions(0.1).lr_decay(0.1));
   expect_resumed<torch::optim::RMSprop>(
       torch::optim::RMSpropOptions(0.1).momentum(0.5).centered(true));
+  expect_resumed<optim::SparseAdam>(optim::SparseAdamOptions(0.1));
+  expect_resumed<optim::SparseAdagrad>(optim::SparseAdagradOptions(0.1));
+  expect_resumed<optim::SparseSGD>(optim::SparseSGDOptions(0.1));
 }
 
-TEST(Checkpoint, HasTheOptionsInIt) {
+TEST(OptimizerCheckpoint, HasTheOptionsInIt) {
   Cluster cluster(2);
   const Folder folder;
   const auto weights = weights_on({"worker1"});
@@ -128,7 +124,7 @@ TEST(Checkpoint, HasTheOptionsInIt) {
   EXPECT_TRUE(other.options() == options);
 }
 
-TEST(Checkpoint, AParameterThatHadNoStateHasNoneAfterwards) {
+TEST(OptimizerCheckpoint, AParameterThatHadNoStateHasNoneAfterwards) {
   Cluster cluster(2);
   const Folder folder;
   const auto weights = weights_on({"worker1", "worker0"});
@@ -147,202 +143,178 @@ TEST(Checkpoint, AParameterThatHadNoStateHasNoneAfterwards) {
   expect_equal(values_of(weights), values_of(copies));
 }
 
-// Any damaged byte in any owner's file gives an error that names the file, and nothing changes on
-// any owner.
-TEST(Checkpoint, DamageAnywhereIsFoundAndNothingChanges) {
+// Two learning rates of one type are two optimizers.
+TEST(OptimizerCheckpoint, OfTwoOptimizersMayBeInOneFolder) {
   Cluster cluster(2);
   const Folder folder;
   const auto weights = weights_on({"worker0", "worker1"});
-  DistributedOptimizer<SGD> optimizer(named(weights), SGDOptions(0.1).momentum(0.9));
-  step(weights, optimizer, 1);
-  optimizer.save(folder.path());
-  const auto same_weights = values_of(weights);
-  step(weights, optimizer, 1);
-  const auto state_now = [&] { return optimizer.options().momentum(); };
-  for (const std::string owner : {"worker0", "worker1"}) {
-    const fs::path file = folder.path() / (owner + ".optimizer");
-    const std::string good = contents(file);
-    ASSERT_GT(good.size(), 100U);
-    for (std::size_t at = 0; at < good.size(); at += at < 40 ? 1 : 7) {
-      std::string bad = good;
-      bad[at] = static_cast<char>(bad[at] ^ 0x41);
-      overwrite(file, bad);
-      const Error error = error_of([&] { optimizer.load(folder.path()); });
-      ASSERT_EQ(error.code(), ErrorCode::invalid_argument) << at << ": " << error.what();
-      ASSERT_TRUE(contains(error.what(), folder.path().string())) << at << ": " << error.what();
-    }
-    for (std::size_t size = 0; size < good.size(); size += 11) {
-      overwrite(file, good.substr(0, size));
-      ASSERT_EQ(error_of([&] { optimizer.load(folder.path()); }).code(),
-                ErrorCode::invalid_argument);
-    }
-    overwrite(file, good + "x");
-    EXPECT_EQ(error_of([&] { optimizer.load(folder.path()); }).code(), ErrorCode::invalid_argument);
-    overwrite(file, good);
-  }
-  EXPECT_EQ(state_now(), 0.9);
-  // The momentum is that of two steps still, not the saved one of one step.
-  const auto reference = weights_on({"worker0", "worker1"});
-  DistributedOptimizer<SGD> undisturbed(named(reference), SGDOptions(0.1).momentum(0.9));
-  step(reference, undisturbed, 3);
-  step(weights, optimizer, 1);
-  expect_equal(values_of(weights), values_of(reference));
-}
-
-TEST(Checkpoint, WhatDoesNotFitIsNamed) {
-  Cluster cluster(2);
-  const Folder folder;
-  const auto weights = weights_on({"worker0", "worker1"});
-  DistributedOptimizer<SGD> optimizer(named(weights), SGDOptions(0.1));
-  optimizer.save(folder.path());
-
-  DistributedOptimizer<Adam> of_another_type(named(weights), AdamOptions(0.1));
-  EXPECT_TRUE(contains(error_of([&] { of_another_type.load(folder.path()); }).what(),
-                       "is of a torch::optim::SGD, not a torch::optim::Adam"));
-  EXPECT_TRUE(contains(error_of([&] { of_another_type.save(folder.path()); }).what(),
-                       "each optimizer needs a folder of its own"));
-  DistributedOptimizer<SGD> with_less({named(weights)[0]}, SGDOptions(0.1));
-  EXPECT_TRUE(contains(error_of([&] { with_less.load(folder.path()); }).what(),
-                       "has parameter \"b\", which this optimizer does not have"));
-  auto more = named(weights);
-  more.emplace_back("c", make_rref(torch::ones({2})));
-  DistributedOptimizer<SGD> with_more(more, SGDOptions(0.1));
-  EXPECT_TRUE(
-      contains(error_of([&] { with_more.load(folder.path()); }).what(), "has no parameter \"c\""));
-  auto other_shape = named(weights);
-  other_shape[1].second = make_rref(torch::ones({2}));
-  DistributedOptimizer<SGD> misfit(other_shape, SGDOptions(0.1));
-  EXPECT_TRUE(contains(error_of([&] { misfit.load(folder.path()); }).what(),
-                       "has shape [3] for parameter \"b\", it is [2]"));
-  EXPECT_TRUE(
-      contains(error_of([&] { optimizer.load(folder.path() / "nowhere"); }).what(), "nowhere"));
-  EXPECT_TRUE(contains(error_of([&] { optimizer.save("/proc/stitch-cannot-write-here"); }).what(),
-                       "cannot be made"));
-}
-
-TEST(Checkpoint, OfAnotherOptimizerOfItsTypeIsNotOverwritten) {
-  Cluster cluster(2);
-  const Folder folder;
-  const auto parameters = named(weights_on({"worker0", "worker1"}));
+  const auto parameters = named(weights);
   DistributedOptimizer<Adam> a({parameters[0]}, AdamOptions(1e-3));
   DistributedOptimizer<Adam> b({parameters[1]}, AdamOptions(1e-4));
   a.save(folder.path());
-  EXPECT_TRUE(contains(error_of([&] { b.save(folder.path()); }).what(),
-                       "has parameter \"a\" of another optimizer: each optimizer needs a folder"));
+  EXPECT_TRUE(has_text(error_of([&] { b.save(folder.path()); }), ErrorCode::invalid_argument,
+                       "optimizer.1.json: it has parameter \"a\" in part \"optimizer\", which "
+                       "this one has not: it is another program's or another optimizer's; give"));
+  b.save(folder.path(), "slow");
+  a.set_lr(9.0);
+  b.set_lr(9.0);
   a.load(folder.path());
-  a.save(folder.path());  // its own it replaces
+  b.load(folder.path(), "slow");
+  EXPECT_EQ(a.options().lr(), 1e-3);
+  EXPECT_EQ(b.options().lr(), 1e-4);
+  // Or two parts of one checkpoint, with the model.
+  Checkpoint both(folder.path(), {.name = "all"});
+  both.add("model", parameters);
+  both.add("a", a);
+  both.add("b", b);
+  both.save();
+  const auto before = values_of(weights);
+  DistributedOptimizer<SGD> sgd(parameters, SGDOptions(0.1));
+  step(weights, sgd, 1);
+  b.set_lr(9.0);
+  both.load();
+  EXPECT_EQ(b.options().lr(), 1e-4);
+  expect_equal(values_of(weights), before);
   DistributedOptimizer<Adam> with_more(parameters, AdamOptions(1e-3));
-  with_more.save(folder.path());
+  with_more.save(folder.path());  // one that has grown replaces itself
 }
 
-TEST(Checkpoint, ADamagedFileInTheFolderOfASaveIsToBeRemoved) {
-  Cluster cluster(1);
+TEST(OptimizerCheckpoint, WhatDoesNotFitIsNamed) {
+  Cluster cluster(2);
   const Folder folder;
-  DistributedOptimizer<SGD> optimizer(named(weights_on({"worker0"})), SGDOptions(0.1));
-  fs::create_directories(folder.path());
-  overwrite(folder.path() / "gone.optimizer", "stitchos and not much more than that, to be sure");
-  EXPECT_TRUE(contains(error_of([&] { optimizer.save(folder.path()); }).what(),
-                       "to save into this folder, remove that file"));
-  fs::remove(folder.path() / "gone.optimizer");
+  const auto parameters = named(weights_on({"worker0", "worker1"}));
+  DistributedOptimizer<SGD> optimizer(parameters, SGDOptions(0.1));
   optimizer.save(folder.path());
+  DistributedOptimizer<Adam> adam(parameters, AdamOptions(0.1));
+  const std::string another = "its part \"optimizer\" is of a torch::optim::SGD, not a ";
+  EXPECT_TRUE(contains(error_of([&] { adam.load(folder.path()); }).what(), another));
+  EXPECT_TRUE(contains(error_of([&] { adam.save(folder.path()); }).what(), another));
+  DistributedOptimizer<SGD> less({parameters[0]}, SGDOptions(0.1));
+  EXPECT_TRUE(contains(error_of([&] { less.load(folder.path()); }).what(),
+                       "has parameter \"b\", which is unknown here"));
+  auto other_shape = parameters;
+  other_shape[1].second = make_rref(torch::ones({2}, torch::kDouble));
+  DistributedOptimizer<SGD> misfit(other_shape, SGDOptions(0.1));
+  EXPECT_TRUE(contains(error_of([&] { misfit.load(folder.path()); }).what(),
+                       "parameter \"b\" of part \"optimizer\" is F64 [3], here it is F64 [2]"));
 }
 
+// Momentum of rows: the state is as sparse as the gradients.
+class Rows {
+ public:
+  explicit Rows(at::Tensor initial) : rows_(initial.clone().set_requires_grad(true)) {}
+  RRef<at::Tensor> parameter() { return make_rref(rows_); }
+  at::Tensor look_up(const at::Tensor& ids) { return at::embedding(rows_, ids, -1, false, true); }
+  at::Tensor now() { return rows_.detach().clone(); }
+
+ private:
+  at::Tensor rows_;
+};
+
+TEST(OptimizerCheckpoint, SparseStateGoesOn) {
+  Cluster cluster(2);
+  const Folder folder;
+  const auto rows = remote<Rows>("worker1", torch::randn({10, 2}, torch::kDouble));
+  const auto options = SGDOptions(0.1).momentum(0.5);
+  DistributedOptimizer<SGD> optimizer({rows.rpc_sync<&Rows::parameter>()}, options);
+  const auto train = [](const RRef<Rows>& of, DistributedOptimizer<SGD>& with, int first) {
+    for (int i = first; i < first + 3; ++i) {
+      autograd::Context context;
+      const at::Tensor ids = torch::tensor({i, 2 * i, i});
+      context.backward({of.rpc_sync<&Rows::look_up>(ids).square().sum()});
+      with.step(context);
+    }
+  };
+  train(rows, optimizer, 0);
+  optimizer.save(folder.path());
+  const auto file = stitch::load(folder.path() / "optimizer.1.optimizer.0.safetensors");
+  EXPECT_EQ(file.size(), 3U);
+  EXPECT_TRUE(at::equal(file.at("0.momentum_buffer.sizes"), torch::tensor({10, 2})));
+  const auto copy = remote<Rows>("worker0", rows.rpc_sync<&Rows::now>());
+  DistributedOptimizer<SGD> resumed({copy.rpc_sync<&Rows::parameter>()}, options);
+  resumed.load(folder.path());
+  train(rows, optimizer, 2);
+  train(copy, resumed, 2);
+  EXPECT_TRUE(at::allclose(rows.rpc_sync<&Rows::now>(), copy.rpc_sync<&Rows::now>(), 0, 1e-14));
+}
+
+// State for an owner from a peer or a file.
 template <class Optimizer>
 void expect_fitting_state(const optim::OptionsOf<Optimizer>& options, const std::string& field,
-                          NamedValues state, at::IntArrayRef sizes) {
+                          bool counts, std::vector<std::int64_t> sizes) {
   SCOPED_TRACE(optim::optimizer_name<Optimizer>());
   const auto parameter = make_rref(torch::ones({3, 2}).set_requires_grad(true));
   auto local = optim::make_local<Optimizer>(
       {{{{"w", parameter}}, optim::options_to_values<Optimizer>(options)}},
       optim::StalePolicy::detect);
-  const auto stage = [&](const at::Tensor& tensor) {
-    state[field] = tensor;
-    local.stage("load", 0, state);
+  const auto prepare = [&](std::vector<stitch::rref::StoredTensor> tensors) {
+    local.stored().prepare({{"w", "F32", {3, 2}, std::move(tensors)}}, {});
   };
-  stage(torch::zeros(sizes));
-  for (const auto& wrong : {torch::zeros({2, 3}), torch::zeros({7}), torch::zeros({})}) {
-    const Error error = error_of([&] { stage(wrong); });
-    EXPECT_TRUE(has_text(error, ErrorCode::invalid_argument,
-                         "state has \"" + field + "\" of type Float ["));
-  }
-  EXPECT_TRUE(contains(error_of([&] { stage(torch::zeros(sizes, torch::kDouble)); }).what(),
-                       "for a parameter of type Float [3, 2]"));
+  const stitch::rref::StoredTensor good{field, "F32", sizes}, step{"step", "I64", {}};
+  const auto with = [&](const stitch::rref::StoredTensor& tensor) {
+    return counts ? std::vector{tensor, step} : std::vector{tensor};
+  };
+  const auto refused = [&](const std::vector<stitch::rref::StoredTensor>& tensors,
+                           const std::string& why) {
+    EXPECT_TRUE(has_text(error_of([&] { prepare(tensors); }), ErrorCode::invalid_argument, why));
+  };
+  prepare({});
+  prepare(with(good));
+  for (const std::vector<std::int64_t>& wrong : {std::vector<std::int64_t>{2, 3}, {7}, {}})
+    refused(with({field, "F32", wrong}), "state has \"" + field + "\" of type Float [");
+  refused(with({field, "F64", sizes}), "for a parameter of type Float [3, 2]");
+  refused({step, {"code", "F32", {}}, good}, counts ? "have no \"code\"" : "have no \"");
+  if (!counts) return;
+  refused({good}, "come without \"step\"");
+  refused({good, {"step", "F64", {}}}, "have a tensor for \"step\", it takes an integer");
+  refused({good, {"step", "I64", {2}}}, "have a tensor for \"step\", it takes an integer");
 }
 
-TEST(Checkpoint, StateOfAnotherShapeOrTypeThanItsParameterIsRefused) {
+TEST(OptimizerCheckpoint, StateOfAnotherShapeOrTypeThanItsParameterIsRefused) {
   Cluster cluster(1);
-  const NamedValues step{{"step", std::int64_t{1}}};
-  expect_fitting_state<SGD>(SGDOptions(0.1), "momentum_buffer", {}, {3, 2});
-  expect_fitting_state<Adam>(AdamOptions(0.1), "exp_avg", step, {3, 2});
-  expect_fitting_state<torch::optim::Adagrad>(torch::optim::AdagradOptions(0.1), "sum", step,
+  expect_fitting_state<SGD>(SGDOptions(0.1), "momentum_buffer", false, {3, 2});
+  expect_fitting_state<Adam>(AdamOptions(0.1), "exp_avg", true, {3, 2});
+  expect_fitting_state<torch::optim::Adagrad>(torch::optim::AdagradOptions(0.1), "sum", true,
                                               {3, 2});
-  expect_fitting_state<torch::optim::RMSprop>(torch::optim::RMSpropOptions(0.1), "square_avg", step,
+  expect_fitting_state<torch::optim::RMSprop>(torch::optim::RMSpropOptions(0.1), "square_avg", true,
                                               {3, 2});
-  expect_fitting_state<optim::SparseAdam>(optim::SparseAdamOptions(0.1), "exp_avg", step, {3, 2});
-  expect_fitting_state<optim::SparseAdagrad>(optim::SparseAdagradOptions(0.1), "sum", step, {3});
+  expect_fitting_state<optim::SparseAdam>(optim::SparseAdamOptions(0.1), "exp_avg", true, {3, 2});
+  expect_fitting_state<optim::SparseAdagrad>(optim::SparseAdagradOptions(0.1), "sum", true, {3});
 }
 
-// Another user has planted what has the name of an unfinished file.
-TEST(Checkpoint, CanBeReadByTheUserAlone) {
+// As an owner does when another one fails.
+TEST(OptimizerCheckpoint, StateAndOptionsAreTakenBack) {
   Cluster cluster(1);
-  const Folder folder;
-  DistributedOptimizer<SGD> optimizer(named(weights_on({"worker0"})), SGDOptions(0.1));
-  optimizer.save(folder.path());
-  std::vector<fs::path> shards;
-  for (const auto& each : fs::directory_iterator(folder.path())) shards.push_back(each.path());
-  ASSERT_EQ(shards.size(), 1U);
-  const auto mode = [&] { return fs::symlink_status(shards[0]).permissions() & fs::perms::all; };
-  EXPECT_EQ(mode(), fs::perms::owner_read | fs::perms::owner_write);
-  const fs::path unfinished = folder.path() / "worker0.optimizer.new";
-  const fs::path theirs = folder.path() / "theirs";
-  overwrite(theirs, "as it was");
-  fs::create_hard_link(theirs, unfinished);
-  optimizer.save(folder.path());
-  EXPECT_EQ(mode(), fs::perms::owner_read | fs::perms::owner_write);
-  EXPECT_EQ(fs::file_size(theirs), std::string("as it was").size());
+  const auto weights = weights_on({"worker0"});
+  const auto values = [](double lr) {
+    return optim::options_to_values<SGD>(SGDOptions(lr).momentum(0.9));
+  };
+  auto local = optim::make_local<SGD>({{named(weights), values(0.1)}}, optim::StalePolicy::detect);
+  autograd::Context context;
+  context.backward({weights[0].rpc_sync<&Weight::squared>().sum()});
+  local.step(context.id(), {});
+  const auto momentum = [&] { return std::get<at::Tensor>(local.state(0)->at("momentum_buffer")); };
+  const at::Tensor before = momentum();
+  auto loading = local.stored();
+  loading.prepare({{"a", "F64", {3}, {{"momentum_buffer", "F64", {3}}}}},
+                  optim::join_groups({values(9.0)}));
+  const at::Tensor five = torch::full({3}, 5.0, torch::kDouble);
+  loading.write(0, five.view(torch::kByte));
+  EXPECT_TRUE(at::equal(momentum(), before));
+  loading.take();
+  EXPECT_TRUE(at::equal(momentum(), five));
+  EXPECT_EQ(std::get<double>(local.options()[0].at("lr")), 9.0);
+  loading.take_back();
+  EXPECT_TRUE(at::equal(momentum(), before));
+  EXPECT_EQ(std::get<double>(local.options()[0].at("lr")), 0.1);
 }
 
-// The process dies between the renames of a second save, or before the first.
-TEST(Checkpoint, ASaveThatIsCutOffLeavesAWholeCheckpoint) {
-  Cluster cluster(2);
-  const Folder folder, second;
-  const auto weights = weights_on({"worker0", "worker1"});
-  DistributedOptimizer<SGD> optimizer(named(weights), SGDOptions(1.0));
-  optimizer.save(folder.path());
-  optimizer.set_options(SGDOptions(2.0));
-  optimizer.save(second.path() / "later");
-  const auto later = [&](const std::string& owner) {
-    return second.path() / "later" / (owner + ".optimizer");
-  };
-  const auto put = [&](const std::string& owner, const std::string& suffix) {
-    fs::copy_file(later(owner), folder.path() / (owner + suffix),
-                  fs::copy_options::overwrite_existing);
-  };
-  const auto loaded_rate = [&] {
-    optimizer.set_options(SGDOptions(3.0));
-    optimizer.load(folder.path());
-    return optimizer.options().lr();
-  };
-  put("worker0", ".optimizer.new");
-  EXPECT_EQ(loaded_rate(), 1.0);  // not all was written
-  put("worker1", ".optimizer.new");
-  EXPECT_EQ(loaded_rate(), 1.0);  // nothing was renamed
-  fs::rename(folder.path() / "worker0.optimizer.new", folder.path() / "worker0.optimizer");
-  EXPECT_EQ(loaded_rate(), 2.0);  // half was renamed: the other half is complete, too
-  fs::remove(folder.path() / "worker1.optimizer.new");
-  EXPECT_TRUE(contains(error_of([&] { optimizer.load(folder.path()); }).what(), "is not complete"));
-  fs::rename(folder.path() / "worker0.optimizer", folder.path() / "worker0.optimizer.new");
-  fs::remove(folder.path() / "worker1.optimizer");
-  EXPECT_TRUE(contains(error_of([&] { optimizer.load(folder.path()); }).what(), "is not complete"));
-}
-
-// What a peer can send to an owner: values with names and types, each checked.
-TEST(Checkpoint, OptionsAndStateFromTheWireAreCheckedByNameAndType) {
+TEST(OptimizerCheckpoint, OptionsFromTheWireAreCheckedByNameAndType) {
   Cluster cluster(2);
   using Local = optim::LocalOptimizer;
   const auto weights = weights_on({"worker1"});
   const auto good = optim::options_to_values<SGD>(SGDOptions(0.5));
-  const auto local = stitch::remote<&optim::make_local<SGD>>(
+  const auto local = stitch::remote<optim::make_local<SGD>>(
       "worker1", std::vector<optim::OwnersGroup>{{named(weights), good}},
       optim::StalePolicy::detect);
   const auto refused = [&](const NamedValues& values) {
@@ -365,20 +337,25 @@ TEST(Checkpoint, OptionsAndStateFromTheWireAreCheckedByNameAndType) {
   EXPECT_TRUE(contains(refused(values), "Invalid learning rate: -1"));
   EXPECT_TRUE(optim::options_from_values<SGD>(local.rpc_sync<&Local::options>().at(0)) ==
               SGDOptions(0.5));
+}
 
-  const auto stage = [&](std::uint64_t position, const NamedValues& state) {
-    local.rpc_sync<&Local::stage>(std::string("load"), position, std::optional(state));
-  };
-  EXPECT_TRUE(contains(error_of([&] { stage(1, {}); }).what(), "parameter 1 does not exist"));
-  EXPECT_TRUE(contains(error_of([&] {
-                         stage(0, {{"momentum_buffer", 1.0}});
-                       }).what(),
-                       "it takes a tensor"));
-  EXPECT_TRUE(contains(error_of([&] { stage(0, {{"code", 1.0}}); }).what(), "have no \"code\""));
-  EXPECT_EQ(error_of([&] {
-              local.rpc_sync<&Local::commit>(std::string("other"), std::vector{good});
-            }).code(),
-            ErrorCode::remote_exception);
+// Fields of an optimizer of one's own.
+TEST(OptimizerCheckpoint, StateOfEveryTypeOfFieldComesBack) {
+  const NamedValues state{{"flag", true},
+                          {"count", std::int64_t{1} << 40},
+                          {"rate", 0.1},
+                          {"list", std::vector<double>{1, 2}},
+                          {"name", std::string("a\xe5")},
+                          {"tensor", torch::ones({2})}};
+  const at::Tensor parameter = torch::ones({2});
+  const auto back = optim::from_fields(optim::to_fields(state), parameter);
+  for (const auto& [name, value] : state) {
+    if (name == "tensor") continue;
+    NamedValue read;
+    EXPECT_TRUE(optim::value_in_tensor(back.at(name), value, read)) << name;
+    EXPECT_TRUE(at::equal(optim::tensor_of(read), optim::tensor_of(value))) << name;
+    EXPECT_FALSE(optim::value_in_tensor(back.at("tensor"), value, read)) << name;
+  }
 }
 
 }  // namespace

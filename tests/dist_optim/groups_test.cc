@@ -169,7 +169,7 @@ TEST(ParameterGroups, AreOnePartOfACheckpoint) {
                              resumed.holders[i].rpc_sync<&Holder::now>()));
   DistributedOptimizer<Adam> of_one(model.references, AdamOptions(0.1));
   const auto error = error_of([&] { of_one.load(folder); });
-  EXPECT_NE(std::string(error.what()).find("has parameter groups: 2; this optimizer has 1"),
+  EXPECT_NE(std::string(error.what()).find("this optimizer has parameter groups: 1"),
             std::string::npos)
       << error.what();
 }

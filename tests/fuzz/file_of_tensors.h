@@ -5,7 +5,7 @@
 #include <memory>
 #include <utility>
 
-#include "stitch/dist_optim/files/file_tensors.h"
+#include "stitch/rref/files/file_tensors.h"
 #include "tests/fuzz/targets.h"
 
 namespace stitch::fuzz {

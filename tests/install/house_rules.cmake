@@ -58,13 +58,13 @@ allow(rpc/world                base transport/wire transport transport/stream tr
 allow(rpc                      base rpc/future rpc/message rpc/function rpc/gpu rpc/options rpc/membership rpc/peers
                                rpc/calls rpc/agent rpc/world)
 allow(rref/lifetime            base)
-allow(rref                     base rpc/future rpc/message rpc/calls rpc/agent rpc rref/lifetime)
+allow(rref/files               base)
+allow(rref                     base rpc/future rpc/message rpc/calls rpc/agent rpc rref/lifetime rref/files)
 allow(dist_autograd/graph      base rpc/message rpc/function)
 allow(dist_autograd/executor   base rpc/future dist_autograd/graph)
 allow(dist_autograd            base rpc/future rpc/message rpc/calls rpc/agent rpc rref/lifetime rref
                                dist_autograd/graph dist_autograd/executor)
-allow(dist_optim/files         base)
-allow(dist_optim               base rpc/gpu rpc rref dist_autograd/graph dist_autograd)
+allow(dist_optim               base rpc/gpu rpc rref/files rref dist_autograd/graph dist_autograd)
 
 set(headers "")
 foreach(folder IN LISTS folders)

@@ -12,6 +12,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 // The common parts of the formats of files. Internal. Thread contract: any thread.
 namespace stitch::files {
@@ -25,6 +26,16 @@ struct FileBytes {
 };
 // Takes the next bytes of a file.
 using Sink = std::function<void(const void* data, std::size_t size)>;
+
+// A tensor as the header of a file has it.
+struct TensorInfo {
+  std::string name;
+  at::ScalarType type = at::ScalarType::Undefined;
+  std::vector<std::int64_t> sizes;
+};
+// The beginning of a safetensors file. The elements of these tensors follow it in this order,
+// without gaps. Throws Error(invalid_argument) for what that format does not have.
+[[nodiscard]] std::string safetensors_header(const std::vector<TensorInfo>& tensors);
 
 // The formats. Errors are Error(invalid_argument) with the reason alone, "tensor "a" ...". REQUIRES
 // for writing: expect_writable().

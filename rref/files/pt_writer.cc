@@ -4,9 +4,9 @@
 #include <string>
 #include <utility>
 
-#include "stitch/dist_optim/files/file_tensors.h"
-#include "stitch/dist_optim/files/pickle.h"
-#include "stitch/dist_optim/files/zip_file.h"
+#include "stitch/rref/files/file_tensors.h"
+#include "stitch/rref/files/pickle.h"
+#include "stitch/rref/files/zip_file.h"
 
 namespace stitch::files {
 

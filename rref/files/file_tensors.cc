@@ -1,4 +1,4 @@
-#include "stitch/dist_optim/files/file_tensors.h"
+#include "stitch/rref/files/file_tensors.h"
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>

@@ -4,10 +4,13 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <limits>
 #include <string>
 
-#include "stitch/dist_optim/files/tensor_file.h"
-#include "tests/dist_optim/every_type.h"
+#include "stitch/rref/checkpoint.h"
+#include "stitch/rref/files/tensor_file.h"
+#include "tests/rref/every_type.h"
+#include "tests/support/cluster.h"
 #include "tests/support/running_command.h"
 #include "tests/support/temporary_folder.h"
 
@@ -44,12 +47,13 @@ class TensorFileInPython : public ::testing::Test {
     tensors["none"] = at::empty({0, 3});
     return tensors;
   }
-
- private:
   static std::string python() {
     const char* const named = std::getenv("PYTHON");
     return named != nullptr ? named : "/usr/bin/python3";
   }
+  [[nodiscard]] const std::filesystem::path& folder() const { return folder_.path(); }
+
+ private:
   const stitch::testing::TemporaryFolder folder_;
 };
 
@@ -72,6 +76,38 @@ TEST_F(TensorFileInPython, SafetensorsGoThereAndBack) {
                                 "theirs, {'made by': 'a test'})",
                                 tensors, ".safetensors"),
                         tensors));
+}
+
+// The output of python/read_checkpoint.py.
+class ReadCheckpoint : public TensorFileInPython {
+ protected:
+  [[nodiscard]] static std::string printed(const std::filesystem::path& file) {
+    RunningCommand run({python(), STITCH_READ_CHECKPOINT, file}, std::chrono::seconds(100));
+    EXPECT_EQ(run.wait(), 0) << run.out() << run.err();
+    return run.out();
+  }
+};
+
+TEST_F(ReadCheckpoint, ReadsAPtFile) {
+  if (!has("torch")) GTEST_SKIP() << "Python has no torch: install python3-torch";
+  const auto file = folder() / "a.pt";
+  stitch::save(file, {{"w", at::full({2, 3}, 0.5)}});
+  EXPECT_EQ(printed(file), "a.pt w torch.float32 [2, 3] 3.0\n");
+}
+
+TEST_F(ReadCheckpoint, ReadsTheTensorsOfAllOwners) {
+  if (!has("safetensors.torch, numpy")) GTEST_SKIP() << "Python has no torch, safetensors or numpy";
+  stitch::testing::Cluster cluster(1);
+  stitch::Checkpoint checkpoint(folder(), {.name = "run"});
+  checkpoint.add("half", {{"h", stitch::make_rref(at::ones({3}, at::kBFloat16))}});
+  checkpoint.add("more", {{"a", stitch::make_rref(at::full({2, 2}, 0.25))},
+                          {"n", stitch::make_rref(at::scalar_tensor(7, at::kLong))}});
+  checkpoint.values["best"] = std::numeric_limits<double>::infinity();
+  checkpoint.save();
+  EXPECT_EQ(printed(folder() / "run.1.json"),
+            "run.1.half.0.safetensors h torch.bfloat16 [3] 3.0\n"
+            "run.1.more.0.safetensors a torch.float32 [2, 2] 1.0\n"
+            "run.1.more.0.safetensors n torch.int64 [] 7\n");
 }
 
 }  // namespace

@@ -1,19 +1,20 @@
 // Files of tensors: they are read as they were written, by bits; a damaged one is refused, and a
 // save that fails leaves the old file.
-#include "stitch/dist_optim/files/tensor_file.h"
+#include "stitch/rref/files/tensor_file.h"
 
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <torch/torch.h>
 
+#include <climits>
 #include <cstring>
 #include <fstream>
 #include <iterator>
 #include <thread>
 
-#include "stitch/dist_optim/files/pickle.h"
-#include "stitch/dist_optim/files/zip_file.h"
-#include "tests/dist_optim/every_type.h"
+#include "stitch/rref/files/pickle.h"
+#include "stitch/rref/files/zip_file.h"
+#include "tests/rref/every_type.h"
 #include "tests/support/error_of.h"
 #include "tests/support/temporary_folder.h"
 
@@ -170,6 +171,13 @@ TEST_P(TensorFile, IsReplacedWholeOrNotAtAll) {
   struct stat state {};
   ASSERT_EQ(::stat(path().c_str(), &state), 0);
   EXPECT_EQ(state.st_mode & 0777, 0600U);
+}
+
+TEST_P(TensorFile, MayHaveTheLongestName) {
+  const fs::path longest = path(std::string(NAME_MAX - GetParam().size(), 'n'));
+  stitch::save(longest, {{"a", torch::ones({2})}});
+  EXPECT_EQ(stitch::load(longest).size(), 1U);
+  EXPECT_EQ(files_in(folder()), 1U);
 }
 
 TEST_P(TensorFile, SavesOfOnePathAtATimeLeaveOneOfThem) {
@@ -464,9 +472,15 @@ TEST_F(DamagedFile, PtIsRefusedByItsZip) {
   zip.add("name/data.pkl", "}.", 2);
   zip.finish();
   refused(".pt", twice, "its part \"name/data.pkl\" is there twice");
+  twice.clear();
+  stitch::files::ZipWriter two(out);
+  two.add("name/data.pkl", "}.", 2);
+  two.add("other/data.pkl", "}.", 2);
+  two.finish();
+  refused(".pt", twice, "it has two parts \"<name>/data.pkl\"");
 }
 
-// Of torch.save: kept inputs of the fuzzers, made by tests/dist_optim/saved_by_torch.py.
+// Of torch.save: kept inputs of the fuzzers, made by tests/rref/saved_by_torch.py.
 class SavedByTorch : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(SavedByTorch, IsReadWithItsViewsAndNestedDicts) {

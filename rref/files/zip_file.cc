@@ -1,6 +1,6 @@
 // APPNOTE.TXT of PKWARE has the format. All sizes and offsets are written in its wide form (zip64),
 // so that large files are no case of their own.
-#include "stitch/dist_optim/files/zip_file.h"
+#include "stitch/rref/files/zip_file.h"
 
 #include <array>
 #include <cstring>

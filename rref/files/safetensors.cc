@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "stitch/base/printable.h"
-#include "stitch/dist_optim/files/file_tensors.h"
+#include "stitch/rref/files/file_tensors.h"
 
 namespace stitch::files {
 
@@ -137,28 +137,19 @@ Tensors read_safetensors(const FileBytes& file) {
   return tensors;
 }
 
-void write_safetensors(const Tensors& tensors, const Sink& out) {
-  // Larger elements first: all are aligned then, as their beginning is.
-  std::vector<const Tensors::value_type*> order;
-  for (const auto& each : tensors) order.push_back(&each);
-  std::stable_sort(order.begin(), order.end(), [](const auto* one, const auto* other) {
-    return one->second.element_size() > other->second.element_size();
-  });
+std::string safetensors_header(const std::vector<TensorInfo>& tensors) {
   json header = json::object();
   header[kMetadata]["format"] = "pt";  // without it Python's transformers does not load a file
   std::uint64_t at = 0;
-  for (const auto* each : order) {
-    const auto& [name, tensor] = *each;
-    const char* const type = element_type(tensor.scalar_type()).safetensors;
-    if (name == kMetadata) refuse(tensor_text(name) + " needs another name, or a .pt file");
-    if (type == nullptr)
-      refuse(tensor_text(name) + " has elements of type " + c10::toString(tensor.scalar_type()) +
+  for (const auto& [name, type, sizes] : tensors) {
+    const ElementType* const known = find_type(&ElementType::torch, c10::toString(type));
+    if (header.contains(name)) refuse(tensor_text(name) + " needs another name, or a .pt file");
+    if (known == nullptr || known->safetensors == nullptr)
+      refuse(tensor_text(name) + " has elements of type " + c10::toString(type) +
              ", which only .pt files have");
-    json& entry = header[name];
-    entry["dtype"] = type;
-    entry["shape"] = tensor.sizes().vec();
-    entry["data_offsets"] = std::vector<std::uint64_t>{at, at + tensor.nbytes()};
-    at += tensor.nbytes();
+    const std::uint64_t end = at + count_elements(sizes).value_or(0) * c10::elementSize(type);
+    header[name] = {{"dtype", known->safetensors}, {"shape", sizes}, {"data_offsets", {at, end}}};
+    at = end;
   }
   std::string text = header.dump();
   // So that the elements begin at a multiple of 64 bytes.
@@ -167,8 +158,21 @@ void write_safetensors(const Tensors& tensors, const Sink& out) {
   if (length > kMaxHeader)
     refuse("names and shapes take " + std::to_string(length) + " bytes, at most " +
            std::to_string(kMaxHeader) + " are allowed; a .pt file has no limit");
-  out(&length, sizeof length);
-  out(text.data(), text.size());
+  return std::string(reinterpret_cast<const char*>(&length), sizeof length) + text;
+}
+
+void write_safetensors(const Tensors& tensors, const Sink& out) {
+  // Larger elements first: all are aligned then, as their beginning is.
+  std::vector<const Tensors::value_type*> order;
+  for (const auto& each : tensors) order.push_back(&each);
+  std::stable_sort(order.begin(), order.end(), [](const auto* one, const auto* other) {
+    return one->second.element_size() > other->second.element_size();
+  });
+  std::vector<TensorInfo> infos;
+  for (const auto* each : order)
+    infos.push_back({each->first, each->second.scalar_type(), each->second.sizes().vec()});
+  const std::string header = safetensors_header(infos);
+  out(header.data(), header.size());
   for (const auto* each : order) {
     const at::Tensor values = plain(each->second);
     out(values.data_ptr(), values.nbytes());

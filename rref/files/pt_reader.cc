@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "stitch/base/printable.h"
-#include "stitch/dist_optim/files/file_tensors.h"
-#include "stitch/dist_optim/files/pickle.h"
-#include "stitch/dist_optim/files/zip_file.h"
+#include "stitch/rref/files/file_tensors.h"
+#include "stitch/rref/files/pickle.h"
+#include "stitch/rref/files/zip_file.h"
 
 namespace stitch::files {
 
@@ -332,12 +332,15 @@ class Unpickler {
 Tensors read_pt(const FileBytes& file) {
   constexpr std::string_view kPickle = "/data.pkl";
   const auto parts = read_zip(file);
-  const auto pickle = std::find_if(parts.begin(), parts.end(), [&](const auto& part) {
+  const auto is_pickle = [&](const auto& part) {
     return part.first.ends_with(kPickle) &&
            part.first.find('/') == part.first.size() - kPickle.size();
-  });
+  };
+  const auto pickle = std::find_if(parts.begin(), parts.end(), is_pickle);
   if (pickle == parts.end())
     refuse("it has no part \"<name>/data.pkl\": torch.save has not written it");
+  if (std::find_if(std::next(pickle), parts.end(), is_pickle) != parts.end())
+    refuse("it has two parts \"<name>/data.pkl\"");
   const std::string prefix(pickle->first.substr(0, pickle->first.find('/') + 1));
   if (const auto order = parts.find(prefix + "byteorder");
       order != parts.end() && text_of(order->second) != "little")

@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-#include "stitch/dist_optim/files/file_tensors.h"
+#include "stitch/rref/files/file_tensors.h"
 
 // Zip files as torch.save writes them: not compressed, and each part aligned so that it can be used
 // where it is. Internal. Thread contract: one thread.
