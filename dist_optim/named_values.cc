@@ -73,12 +73,20 @@ bool value_in_tensor(const NamedValue& value, const NamedValue& like, NamedValue
   return true;
 }
 
+at::ScalarType state_type(const at::Tensor& parameter) {
+  const bool half =
+      parameter.scalar_type() == at::kHalf || parameter.scalar_type() == at::kBFloat16;
+  return half ? at::kFloat : parameter.scalar_type();
+}
+
 void check_state_tensor(std::string_view name, const NamedValue& value, const at::Tensor& parameter,
                         at::IntArrayRef sizes) {
   const auto* const tensor = std::get_if<at::Tensor>(&value);
   if (tensor == nullptr || !tensor->defined()) return;
-  if (tensor->layout() == at::kStrided && tensor->sizes() == sizes &&
-      tensor->scalar_type() == parameter.scalar_type())
+  // Where a number for each row will do, one for each element does, too.
+  const bool fits =
+      tensor->sizes() == sizes || (sizes.size() == 1 && tensor->sizes() == parameter.sizes());
+  if (tensor->layout() == at::kStrided && fits && tensor->scalar_type() == state_type(parameter))
     return;
   std::ostringstream why;
   why << in_quotes(name) << " of type " << tensor->scalar_type() << ' ' << tensor->sizes()

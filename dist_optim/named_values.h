@@ -57,8 +57,10 @@ class FieldCollector {
 // (ShadowParameter).
 inline constexpr const char* kMasterName = "master";
 
-// Throws Error(invalid_argument) for a tensor that does not have these sizes and the dtype of
-// `parameter`, whose state it shall be.
+// The type of a parameter's state: float32 for one of half precision.
+[[nodiscard]] at::ScalarType state_type(const at::Tensor& parameter);
+// Throws Error(invalid_argument) for a tensor that does not have these sizes (or, where a number
+// for each row will do, those of `parameter`) and the state_type() of `parameter`.
 void check_state_tensor(std::string_view name, const NamedValue& value, const at::Tensor& parameter,
                         at::IntArrayRef sizes);
 

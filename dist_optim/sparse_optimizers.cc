@@ -8,6 +8,8 @@
 #include <memory>
 #include <utility>
 
+#include "stitch/dist_optim/sparse_rows.h"
+
 namespace stitch::optim {
 
 namespace {
@@ -16,23 +18,6 @@ using torch::optim::OptimizerParamGroup;
 
 void check_positive(const char* what, double value) {
   TORCH_CHECK(value >= 0, what, " of ", value, " is refused: it must be 0 or more");
-}
-
-// The rows that a gradient names, each once.
-struct Rows {
-  at::Tensor indices;
-  at::Tensor values;
-};
-Rows rows_of(const at::Tensor& gradient) {
-  if (!gradient.is_sparse()) {
-    return {at::arange(gradient.size(0), gradient.options().dtype(at::kLong)), gradient};
-  }
-  const at::Tensor once = gradient.coalesce();
-  return {once.indices()[0], once.values()};
-}
-
-std::int64_t columns_of(const at::Tensor& parameter) {
-  return parameter.numel() / parameter.size(0);
 }
 
 // Calls step(parameter, options) for each parameter that has a gradient, once all are checked.
@@ -70,11 +55,17 @@ State& state_of(torch::optim::Optimizer& optimizer, const at::Tensor& parameter,
   return static_cast<State&>(*kept);
 }
 
+at::TensorOptions state_options(const at::Tensor& parameter) {
+  return parameter.options().dtype(state_type(parameter));
+}
+
 }  // namespace
 
 void detail::SparseOptimizer::check_rows(const at::Tensor& parameter, const at::Tensor& gradient) {
   TORCH_CHECK(parameter.dim() > 0, "a parameter without dimensions has no rows to step");
   TORCH_CHECK(!parameter.is_complex(), "a complex parameter cannot be stepped by rows");
+  TORCH_CHECK(gradient.sizes() == parameter.sizes(), "a gradient of shape ", gradient.sizes(),
+              " does not fit a parameter of shape ", parameter.sizes());
   TORCH_CHECK(!gradient.is_sparse() || gradient.sparse_dim() == 1, "a gradient with ",
               gradient.sparse_dim(),
               " sparse dimensions cannot be stepped by rows, only one with 1");
@@ -88,8 +79,7 @@ SparseSGD::SparseSGD(std::vector<at::Tensor> parameters, SparseSGDOptions option
 
 at::Tensor SparseSGD::step(LossClosure closure) {
   const auto step = [](const at::Tensor& parameter, const SparseSGDOptions& options) {
-    const Rows rows = rows_of(parameter.grad());
-    parameter.index_add_(0, rows.indices, rows.values, -options.lr());
+    step_rows(parameter, parameter.grad(), {.kind = RowRule::Kind::sgd, .rate = options.lr()});
   };
   return step_each<SparseSGDOptions>(*this, closure, step);
 }
@@ -107,17 +97,17 @@ at::Tensor SparseAdagrad::step(LossClosure closure) {
   const auto step = [this](const at::Tensor& parameter, const SparseAdagradOptions& options) {
     auto& state = state_of<SparseAdagradParamState>(*this, parameter, [&] {
       return SparseAdagradParamState().sum(
-          at::full({parameter.size(0)}, options.initial_accumulator_value(), parameter.options()));
+          at::full(parameter.sizes().slice(0, options.rowwise() ? 1 : parameter.dim()),
+                   options.initial_accumulator_value(), state_options(parameter)));
     });
-    const std::int64_t count = state.step() + 1;
-    const Rows rows = rows_of(parameter.grad());
-    const at::Tensor values = rows.values.reshape({rows.indices.numel(), columns_of(parameter)});
-    const at::Tensor sums = state.sum().index_select(0, rows.indices) + values.pow(2).mean(1);
-    state.sum().index_copy_(0, rows.indices, sums);
-    const double rate = options.lr() / (1 + static_cast<double>(count - 1) * options.lr_decay());
-    const at::Tensor scaled = values / (sums.sqrt() + options.eps()).unsqueeze(1);
-    parameter.index_add_(0, rows.indices, scaled.view_as(rows.values), -rate);
-    state.step(count);
+    const auto before = static_cast<double>(state.step());
+    step_rows(
+        parameter, parameter.grad(),
+        {.kind = state.sum().dim() == 1 ? RowRule::Kind::rowwise_adagrad : RowRule::Kind::adagrad,
+         .rate = options.lr() / (1 + before * options.lr_decay()),
+         .eps = options.eps()},
+        state.sum());
+    state.step(state.step() + 1);
   };
   return step_each<SparseAdagradOptions>(*this, closure, step);
 }
@@ -135,25 +125,20 @@ SparseAdam::SparseAdam(std::vector<at::Tensor> parameters, SparseAdamOptions opt
 at::Tensor SparseAdam::step(LossClosure closure) {
   const auto step = [this](const at::Tensor& parameter, const SparseAdamOptions& options) {
     auto& state = state_of<SparseAdamParamState>(*this, parameter, [&] {
-      const auto zeros = [&] { return at::zeros_like(parameter, at::MemoryFormat::Contiguous); };
+      const auto zeros = [&] { return at::zeros(parameter.sizes(), state_options(parameter)); };
       return SparseAdamParamState().exp_avg(zeros()).exp_avg_sq(zeros());
     });
     const auto [beta1, beta2] = options.betas();
-    const std::int64_t count = state.step() + 1;
-    const Rows rows = rows_of(parameter.grad());
-    const auto advance = [&](at::Tensor& average, const at::Tensor& values, double beta) {
-      at::Tensor kept = average.index_select(0, rows.indices);
-      kept.add_(values - kept, 1 - beta);
-      average.index_copy_(0, rows.indices, kept);
-      return kept;
-    };
-    const at::Tensor mean = advance(state.exp_avg(), rows.values, beta1);
-    const at::Tensor square = advance(state.exp_avg_sq(), rows.values.pow(2), beta2);
-    const auto power = static_cast<double>(count);
-    const double rate =
-        options.lr() * std::sqrt(1 - std::pow(beta2, power)) / (1 - std::pow(beta1, power));
-    parameter.index_add_(0, rows.indices, mean / square.sqrt().add_(options.eps()), -rate);
-    state.step(count);
+    const auto power = static_cast<double>(state.step() + 1);
+    step_rows(parameter, parameter.grad(),
+              {.kind = RowRule::Kind::adam,
+               .rate = options.lr() * std::sqrt(1 - std::pow(beta2, power)) /
+                       (1 - std::pow(beta1, power)),
+               .eps = options.eps(),
+               .approach_first = 1 - beta1,
+               .approach_second = 1 - beta2},
+              state.exp_avg(), state.exp_avg_sq());
+    state.step(state.step() + 1);
   };
   return step_each<SparseAdamOptions>(*this, closure, step);
 }

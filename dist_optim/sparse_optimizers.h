@@ -12,8 +12,9 @@
 // sparse (one sparse dimension, dimension 0), and only the rows that it names change, they and
 // their state. A row that is named more than once is stepped once, by the sum. A dense gradient
 // names all rows. By themselves, or in a DistributedOptimizer; parameters of any real
-// floating-point type on any device (fp16 with the usual `eps` may give NaN: that is 0 in fp16).
-// Thread contract: as torch::optim's.
+// floating-point type on any device. Rows of half precision are computed in float32, which their
+// state has, too, and rounded once. On the CPU a step is one pass over the rows, by
+// libtorch's threads. Thread contract: as torch::optim's.
 namespace stitch::optim {
 
 namespace detail {
@@ -74,6 +75,8 @@ struct SparseAdagradOptions : torch::optim::OptimizerCloneableOptions<SparseAdag
   TORCH_ARG(double, initial_accumulator_value) = 0;
   // Added to the root of the sum.
   TORCH_ARG(double, eps) = 1e-10;
+  // One sum for each row; false: one for each weight. The first step of a parameter decides.
+  TORCH_ARG(bool, rowwise) = true;
 
  public:
   // As lr(), for schedulers.
@@ -87,12 +90,12 @@ struct SparseAdagradParamState
     : torch::optim::OptimizerCloneableParamState<SparseAdagradParamState> {
   // Steps so far.
   TORCH_ARG(std::int64_t, step) = 0;
-  // One number for each row.
+  // One number for each row, or of the parameter's sizes.
   TORCH_ARG(at::Tensor, sum);
 };
 
-// Row-wise Adagrad: s += mean(g * g); w -= rate * g / (sqrt(s) + eps), with one s for a row in
-// place of torch::optim::Adagrad's one for each weight.
+// Row-wise Adagrad, as FBGEMM's: s += mean(g * g); w -= rate * g / (sqrt(s) + eps), with one s for
+// a row. With `rowwise` false it is torch::optim::Adagrad: s += g * g, one for each weight.
 class SparseAdagrad : public detail::SparseOptimizer {
  public:
   // Throws c10::Error for options out of their range.
@@ -156,6 +159,7 @@ struct OptimizerTraits<SparseAdagrad> {
     field("lr_decay", options.lr_decay());
     field("initial_accumulator_value", options.initial_accumulator_value());
     field("eps", options.eps());
+    field("rowwise", options.rowwise());
   }
   static void state(auto& state, auto&& field) {
     field("step", state.step());
