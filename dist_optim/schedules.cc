@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numbers>
 #include <sstream>
 #include <utility>
@@ -85,6 +86,38 @@ Schedule one_cycle(const OneCycleSchedule& options) {
     if (at <= top) return between(first, 1, at / top);
     return between(1, last, (at - top) / (end - top));
   });
+}
+
+Plateau::Plateau(const PlateauOptions& options) : options_(options) {
+  if (!(factor_checked("factor", options.factor) < 1))
+    refuse("factor", options.factor, "less than 1");
+  if (options.patience < 0) refuse("patience", static_cast<double>(options.patience), "0 or more");
+  if (options.cooldown < 0) refuse("cooldown", static_cast<double>(options.cooldown), "0 or more");
+  static_cast<void>(factor_checked("threshold", options.threshold));
+  static_cast<void>(factor_checked("min", options.min));
+  state_.best = std::numeric_limits<double>::infinity() * (options.greater_is_better ? -1 : 1);
+}
+
+double Plateau::observe(double metric) {
+  const double sign = options_.greater_is_better ? 1 : -1;
+  const double limit = options_.absolute ? state_.best + sign * options_.threshold
+                                         : state_.best * (1 + sign * options_.threshold);
+  if (options_.greater_is_better ? metric > limit : metric < limit) {
+    state_.best = metric;
+    state_.bad = 0;
+  } else {
+    ++state_.bad;
+  }
+  if (state_.cooldown > 0) {
+    --state_.cooldown;
+    state_.bad = 0;
+  }
+  if (state_.bad > options_.patience) {
+    state_.factor = std::max(state_.factor * options_.factor, options_.min);
+    state_.cooldown = options_.cooldown;
+    state_.bad = 0;
+  }
+  return state_.factor;
 }
 
 double checked_rate(double rate, std::int64_t step) {

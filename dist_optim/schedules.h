@@ -69,6 +69,41 @@ struct OneCycleSchedule {
 // With these options.
 [[nodiscard]] Schedule one_cycle(const OneCycleSchedule& options);
 
+// ReduceLROnPlateau.
+struct PlateauOptions {
+  double factor = 0.1;             // by which the rate is multiplied; below 1
+  std::int64_t patience = 10;      // observations without a better metric that change nothing
+  double threshold = 1e-4;         // by more than this part of it is a better metric below the best
+  bool absolute = false;           // by more than this number
+  bool greater_is_better = false;  // as of an accuracy
+  std::int64_t cooldown = 0;       // observations after a reduction that do not count
+  double min = 0;                  // of the product
+};
+// By what the learning rate is multiplied, from a metric: reduced once it has got no better for a
+// while. `optimizer.set_lr(rate * plateau.observe(loss))`. Thread contract: one thread.
+class Plateau {
+ public:
+  // For a checkpoint.
+  struct State {
+    double factor = 1;          // the last one returned
+    double best = 0;            // metric; infinite before the first
+    std::int64_t bad = 0;       // observations since
+    std::int64_t cooldown = 0;  // left
+  };
+  // Throws Error(invalid_argument) for options out of their range.
+  explicit Plateau(const PlateauOptions& options = {});
+  // Takes the metric of an epoch and returns the factor from now on. NaN is no better than any.
+  double observe(double metric);
+  // After the last metric.
+  [[nodiscard]] const State& state() const noexcept { return state_; }
+  // One that state() returned: the next metric follows it.
+  void set_state(const State& state) { state_ = state; }
+
+ private:
+  PlateauOptions options_;
+  State state_;
+};
+
 // What a schedule says of a step. Throws Error(invalid_argument) for less than 0, an infinity or
 // NaN.
 [[nodiscard]] double checked_rate(double rate, std::int64_t step);

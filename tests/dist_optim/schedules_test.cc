@@ -85,9 +85,32 @@ TEST(Schedules, RefuseOptionsOutOfRange) {
        "schedule with factor of -0.5 is refused: it must be a number of 0 or more"},
       {[] { static_cast<void>(optim::linear({.steps = 3, .last = std::nan("")})); },
        "schedule with last of nan is refused: it must be a number of 0 or more"},
+      {[] { static_cast<void>(optim::Plateau({.factor = 1})); },
+       "schedule with factor of 1 is refused: it must be less than 1"},
+      {[] { static_cast<void>(optim::Plateau({.patience = -1})); },
+       "schedule with patience of -1 is refused: it must be 0 or more"},
       {[] { static_cast<void>(optim::one_cycle({.steps = 10, .rise = 1})); },
        "schedule with rise of 1 is refused: it must be such that it and the fall have steps"}};
   for (const auto& [make, text] : refused) EXPECT_STREQ(error_of(make).what(), text);
+}
+
+// Python's ReduceLROnPlateau with patience 1, cooldown 1: an observation that is no better is bad,
+// the second bad one in turn reduces, and the one after that does not count.
+TEST(Schedules, APlateauReducesTheRateOnceAMetricHasGotNoBetterForAWhile) {
+  optim::Plateau plateau(
+      {.factor = 0.5, .patience = 1, .threshold = 0.1, .cooldown = 1, .min = 0.2});
+  const std::pair<double, double> seen[] = {{4, 1},    {3, 1},     {2.9, 1},   {2.8, 0.5},
+                                            {5, 0.5},  {2.9, 0.5}, {2.6, 0.5}, {2.6, 0.5},
+                                            {9, 0.25}, {9, 0.25},  {9, 0.25},  {std::nan(""), 0.2}};
+  optim::Plateau::State saved;
+  for (const auto& [metric, factor] : seen) {
+    EXPECT_EQ(plateau.observe(metric), factor) << metric;
+    saved = plateau.state();
+    plateau =
+        optim::Plateau({.factor = 0.5, .patience = 1, .threshold = 0.1, .cooldown = 1, .min = 0.2});
+    plateau.set_state(saved);  // as by a trainer that is started again
+  }
+  EXPECT_EQ(optim::Plateau({.absolute = true, .greater_is_better = true}).observe(-5), 1);
 }
 
 // Sets the rates of both groups as a scheduler of torch does.
