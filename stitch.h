@@ -7,6 +7,7 @@
 #include "stitch/dist_autograd/rref_backward.h"       // IWYU pragma: export
 #include "stitch/dist_optim/backward_and_step.h"      // IWYU pragma: export
 #include "stitch/dist_optim/distributed_optimizer.h"  // IWYU pragma: export
+#include "stitch/dist_optim/ema.h"                    // IWYU pragma: export
 #include "stitch/dist_optim/parameter_lock.h"         // IWYU pragma: export
 #include "stitch/dist_optim/sparse_optimizers.h"      // IWYU pragma: export
 #include "stitch/rpc/calls.h"                         // IWYU pragma: export

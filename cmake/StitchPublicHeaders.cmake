@@ -7,6 +7,7 @@ set(STITCH_PUBLIC_HEADERS
   dist_autograd/rref_backward.h
   dist_optim/backward_and_step.h
   dist_optim/distributed_optimizer.h
+  dist_optim/ema.h
   dist_optim/grad_scaler.h
   dist_optim/parameter_lock.h
   dist_optim/schedules.h

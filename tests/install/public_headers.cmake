@@ -5,7 +5,7 @@ cmake_minimum_required(VERSION 3.25)
 #   SOURCE_DIR, INCLUDE_ROOT, COMPILER, SYSTEM_INCLUDES ("a|b|c")
 include("${SOURCE_DIR}/cmake/StitchPublicHeaders.cmake")
 
-# Of stitch.h, itself included. A capability of its own may bring a header (files, schedules, steps); all else lowers it.
+# Of stitch.h, itself included. A capability of its own may bring a header (files, schedules, steps, averages); all else lowers it.
 set(limit 54)
 set(internal
   "^base/(event_loop|event_ring|task_thread|thread_state|published_table|descriptor|forked)\\.h$"
