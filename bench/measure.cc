@@ -25,6 +25,7 @@ const std::vector<Measure>& all_measures() {
       steal(),
       autograd(),
       step(),
+      rows(),
       rref(),
       allocs(),
       gpu(),

@@ -35,6 +35,7 @@ struct Measure {
 [[nodiscard]] Measure steal();
 [[nodiscard]] Measure autograd();
 [[nodiscard]] Measure step();
+[[nodiscard]] Measure rows();
 [[nodiscard]] Measure rref();
 [[nodiscard]] Measure allocs();
 [[nodiscard]] Measure gpu();

@@ -75,14 +75,18 @@ class DistributedModel {
  public:
   DistributedModel(stitch::WorkerId server, const Batch& batch, const Options& options)
       : batch_(batch), hidden_(server), optimizer_(parameters(), options) {}
-  double step() {
+  double step(bool clipped = false) {
     const auto start = Clock::now();
     stitch::dist_autograd::Context context;
     const auto loss = forward();
     const auto forward_done = Clock::now();
     context.backward({loss});
     const auto backward_done = Clock::now();
-    optimizer_.step(context);
+    if (clipped) {
+      optimizer_.step(context, {.max_norm = 1.0});
+    } else {
+      optimizer_.step(context);
+    }
     const auto us = [](Clock::time_point from, Clock::time_point to) {
       return std::chrono::duration<double, std::micro>(to - from).count();
     };
@@ -145,6 +149,8 @@ void measure_optimizer(const Side& side, const std::string& name, const Batch& b
   side.result(key + ".forward", median(distributed.forward_us), "us");
   side.result(key + ".backward", median(distributed.backward_us), "us");
   side.result(key + ".optimizer", median(distributed.optimizer_us), "us");
+  side.result(key + ".clipped", steps_per_second(side, [&] { return distributed.step(true); }),
+              "steps/s", key + ".distributed");
   side.result(key + ".at_once", steps_per_second(side, [&] { return distributed.step_at_once(); }),
               "steps/s", key + ".local");
 }
