@@ -8,6 +8,7 @@
 #include "stitch/base/answer_wait.h"
 #include "stitch/base/callback_scope.h"
 #include "stitch/rpc/future/execution_context.h"
+#include "stitch/rpc/future/future.h"
 #include "stitch/rpc/future/live_runtimes.h"
 #include "stitch/rpc/future/thread_pool.h"
 #include "stitch/rpc/future/thread_waits.h"
