@@ -7,7 +7,6 @@
 #include <utility>
 #include <vector>
 
-#include "support/checkpoint.h"
 #include "support/mlp.h"
 
 // [tutorial: plan]
@@ -51,7 +50,7 @@ class TrainingServer {
   void make_optimizer(const stitch::RemoteModule<Mlp>& model, double usual_rate);
 
   const TrainingPlan plan_;
-  Checkpoint checkpoint_;
+  stitch::Checkpoint checkpoint_;
   std::vector<torch::Tensor> parameters_;
   std::function<stitch::optim::StepResult(const stitch::dist_autograd::ContextHandle&)> step_;
   std::function<std::int64_t()> next_step_;
