@@ -11,8 +11,11 @@
 #include "stitch/dist_optim/optimizer_type.h"
 #include "stitch/dist_optim/parameter_lock.h"
 #include "stitch/dist_optim/steps.h"
-#include "stitch/rref/owner_part.h"
 #include "stitch/rref/rref.h"
+
+namespace stitch::rref {
+class OwnerPart;
+}
 
 namespace stitch::optim {
 

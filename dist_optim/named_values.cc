@@ -31,20 +31,23 @@ void FieldCollector::operator()(std::string_view name, const at::Tensor& value) 
   put(name, value.detach());
 }
 
+// The elements of a list of numbers or of a text.
+template <class List>
+using ElementOf = std::conditional_t<std::is_same_v<List, std::string>, std::uint8_t, double>;
+
 at::Tensor tensor_of(const NamedValue& value) {
-  struct Make {
-    at::Tensor operator()(bool each) const { return at::scalar_tensor(each, at::kBool); }
-    at::Tensor operator()(std::int64_t each) const { return at::scalar_tensor(each, at::kLong); }
-    at::Tensor operator()(double each) const { return at::scalar_tensor(each, at::kDouble); }
-    at::Tensor operator()(const std::vector<double>& each) const {
-      return at::tensor(each, at::TensorOptions(at::kDouble));
-    }
-    at::Tensor operator()(const std::string& each) const {
-      return at::tensor(std::vector<std::uint8_t>(each.begin(), each.end()));
-    }
-    at::Tensor operator()(const at::Tensor& each) const { return each; }
-  };
-  return std::visit(Make(), value);
+  return std::visit(
+      [](const auto& each) -> at::Tensor {
+        using T = std::decay_t<decltype(each)>;
+        if constexpr (std::is_same_v<T, at::Tensor>) {
+          return each;
+        } else if constexpr (std::is_arithmetic_v<T>) {
+          return at::scalar_tensor(each, c10::CppTypeToScalarType<T>::value);
+        } else {
+          return at::tensor(std::vector<ElementOf<T>>(each.begin(), each.end()));
+        }
+      },
+      value);
 }
 
 bool value_in_tensor(const NamedValue& value, const NamedValue& like, NamedValue& to) {
@@ -54,22 +57,19 @@ bool value_in_tensor(const NamedValue& value, const NamedValue& like, NamedValue
       tensor->scalar_type() != made.scalar_type() || tensor->dim() != made.dim())
     return false;
   const at::Tensor plain = tensor->cpu().contiguous();
-  struct Read {
-    const at::Tensor& from;
-    NamedValue operator()(bool) const { return from.item<bool>(); }
-    NamedValue operator()(std::int64_t) const { return from.item<std::int64_t>(); }
-    NamedValue operator()(double) const { return from.item<double>(); }
-    NamedValue operator()(const std::vector<double>&) const {
-      const auto* const data = from.data_ptr<double>();
-      return std::vector<double>(data, data + from.numel());
-    }
-    NamedValue operator()(const std::string&) const {
-      const auto* const data = from.data_ptr<std::uint8_t>();
-      return std::string(data, data + from.numel());
-    }
-    NamedValue operator()(const at::Tensor&) const { return from; }
-  };
-  to = std::visit(Read{plain}, like);
+  to = std::visit(
+      [&](const auto& each) -> NamedValue {
+        using T = std::decay_t<decltype(each)>;
+        if constexpr (std::is_same_v<T, at::Tensor>) {
+          return plain;
+        } else if constexpr (std::is_arithmetic_v<T>) {
+          return plain.item<T>();
+        } else {
+          const auto* const data = plain.data_ptr<ElementOf<T>>();
+          return T(data, data + plain.numel());
+        }
+      },
+      like);
   return true;
 }
 

@@ -1,10 +1,15 @@
 #pragma once
 
-#include "stitch/rref/parameter_lock.h"
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+
+#include "stitch/base/mutex.h"
 
 namespace stitch::optim {
 
-using rref::parameter_lock;
+// rref::parameter_lock().
+[[nodiscard]] std::shared_ptr<base::Mutex> parameter_lock(const at::Tensor& parameter);
 
 // What a step does about a forward pass that saved the old parameter and has not run backward yet.
 enum class StalePolicy : unsigned char {

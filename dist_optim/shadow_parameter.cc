@@ -10,6 +10,7 @@
 #include "stitch/base/error.h"
 #include "stitch/dist_autograd/graph/device_order.h"
 #include "stitch/dist_autograd/graph/optimizers_step.h"
+#include "stitch/rref/parameter_lock.h"
 #include "stitch/rref/shared_parameter.h"
 
 namespace stitch::optim {
@@ -31,6 +32,10 @@ std::shared_ptr<std::shared_mutex> readers_of(const at::Tensor& leaf) {
 }
 
 }  // namespace
+
+std::shared_ptr<base::Mutex> parameter_lock(const at::Tensor& parameter) {
+  return rref::parameter_lock(parameter);
+}
 
 std::int64_t steps_since(const at::Tensor& parameter, std::uint64_t then) {
   const auto shared = rref::shared_parameter(parameter);

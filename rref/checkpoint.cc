@@ -15,7 +15,9 @@
 #include "stitch/base/descriptor.h"
 #include "stitch/base/printable.h"
 #include "stitch/base/random.h"
+#include "stitch/rref/checkpoint_manifest.h"
 #include "stitch/rref/files/disk_file.h"
+#include "stitch/rref/owner_part.h"
 
 namespace stitch {
 

@@ -10,13 +10,14 @@
 #include <utility>
 #include <vector>
 
-#include "stitch/rref/checkpoint_manifest.h"
-#include "stitch/rref/owner_part.h"
+#include "stitch/rref/checkpoint_values.h"
 #include "stitch/rref/rref.h"
 
 namespace stitch {
 
 namespace rref {
+
+class OwnerPart;
 
 // A module or an optimizer, when its checkpoint is saved or loaded.
 struct CheckpointPart {

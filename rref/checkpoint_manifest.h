@@ -4,18 +4,10 @@
 #include <map>
 #include <string>
 #include <string_view>
-#include <variant>
 #include <vector>
 
+#include "stitch/rref/checkpoint_values.h"
 #include "stitch/rref/tensor_stream.h"
-
-namespace stitch {
-
-// Values of a program in a checkpoint, beside its tensors.
-using CheckpointValue = std::variant<bool, std::int64_t, double, std::string, std::vector<double>>;
-using CheckpointValues = std::map<std::string, CheckpointValue>;
-
-}  // namespace stitch
 
 namespace stitch::rref {
 

@@ -9,8 +9,9 @@
 #include <utility>
 #include <vector>
 
-#include "stitch/rref/checkpoint_manifest.h"
+#include "stitch/rref/checkpoint_values.h"
 #include "stitch/rref/rref.h"
+#include "stitch/rref/tensor_stream.h"
 
 namespace stitch::rref {
 

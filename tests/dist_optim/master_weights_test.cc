@@ -98,6 +98,45 @@ TEST(MasterWeights, AreReadAgainWhereOthersHaveWrittenTheParameter) {
   EXPECT_TRUE(torch::equal(step(), torch::full({2}, 7.75)));
 }
 
+// The checkpoint of a model has the rounding alone.
+TEST(MasterWeights, AreInTheCheckpointOfTheOptimizer) {
+  Cluster cluster(3);
+  const TemporaryFolder folder;
+  using torch::optim::Adam;
+  const auto made = [](const RRef<Holder>& holder) {
+    return DistributedOptimizer<Adam>({holder.rpc_sync<&Holder::parameter>()},
+                                      torch::optim::AdamOptions(1e-4));
+  };
+  const auto train = [](const RRef<Holder>& holder, DistributedOptimizer<Adam>& optimizer) {
+    for (int i = 0; i < 7; ++i) {
+      autograd::Context context;
+      const auto x = torch::full({6}, 0.1 * i + 1).to(at::kBFloat16);
+      context.backward({holder.rpc_async<&Holder::times>(x).get().sum()});
+      optimizer.step(context);
+    }
+    return holder.rpc_sync<&Holder::now>();
+  };
+  const auto holder = stitch::remote<Holder>("worker1", start(at::kBFloat16));
+  auto optimizer = made(holder);
+  const auto saved = train(holder, optimizer);
+  optimizer.save(folder.path() / "saved");
+  const auto master = std::get<at::Tensor>(optimizer.state("0").at("master"));
+  EXPECT_EQ(master.scalar_type(), at::kFloat);
+  EXPECT_TRUE(torch::equal(master.to(at::kBFloat16), saved));
+  EXPECT_FALSE(torch::equal(master, saved.to(at::kFloat)));
+  const auto expected = train(holder, optimizer);
+  for (const bool model_first : {true, false}) {
+    const auto resumed = stitch::remote<Holder>("worker2", start(at::kBFloat16));
+    auto other = made(resumed);
+    if (model_first) resumed.rpc_sync<&Holder::assign>(saved);
+    other.load(folder.path() / "saved");
+    if (!model_first) resumed.rpc_sync<&Holder::assign>(saved);
+    EXPECT_TRUE(torch::equal(train(resumed, other), expected)) << model_first;
+    EXPECT_TRUE(torch::equal(std::get<at::Tensor>(other.state("0").at("master")),
+                             std::get<at::Tensor>(optimizer.state("0").at("master"))));
+  }
+}
+
 TEST(MasterWeights, GradientsAreUnscaledInFullPrecision) {
   Cluster cluster(2);
   const auto holder = stitch::remote<Holder>("worker1", torch::ones({2}).to(at::kHalf));

@@ -63,6 +63,29 @@ TEST(ReplacedParameters, GoOnAsBeforeWithTheStateThatIsLoaded) {
   model.expect_equal(1e-12);
 }
 
+TEST(ReplacedParameters, TakeThePlaceOfThoseOfADeadOwner) {
+  Cluster cluster(4);
+  const TemporaryFolder temporary;
+  SpreadModel model(2);
+  DistributedOptimizer<Adam> there(model.references, AdamOptions(0.05));
+  Adam here(model.here, AdamOptions(0.05));
+  train(model, there, here, 0, 2);
+  there.save(temporary.path() / "saved");
+  std::vector<stitch::optim::NamedParameter> others;
+  for (std::size_t i = 1; i < kParameters; i += 2) {
+    const auto now = model.holders[i].rpc_sync<&Holder::now>();
+    model.holders[i] = stitch::remote<Holder>("worker3", now);
+    others.emplace_back(std::to_string(i), model.holders[i].rpc_sync<&Holder::parameter>());
+  }
+  cluster[2].shutdown({.graceful = false, .timeout = std::chrono::seconds(5)});
+  EXPECT_THROW(there.set_lr(1), stitch::Error);
+  there.replace(others);
+  there.load(temporary.path() / "saved");
+  train(model, there, here, 2, 5);
+  there.set_lr(0.01);
+  model.expect_equal(1e-12);
+}
+
 TEST(ReplacedParameters, AreRefusedByName) {
   Cluster cluster(2);
   const SpreadModel model(1);

@@ -10,6 +10,7 @@
 #include <limits>
 #include <regex>
 
+#include "stitch/rref/owner_part.h"
 #include "stitch/rref/parameter_lock.h"
 #include "tests/support/forked_child.h"
 #include "tests/support/resident_memory.h"
