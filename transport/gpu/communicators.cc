@@ -43,8 +43,6 @@ std::uint8_t from_source(const NcclPair& pair) {
 
 }  // namespace
 
-// ---- NcclPair
-
 Error NcclPair::error_of(const NcclApi& nccl, nccl::Result result, const std::string& what) {
   const base::MutexLock lock(comm_mutex);
   const char* const last = comm_gone ? nullptr : nccl.get_last_error(comm);
@@ -79,8 +77,6 @@ nccl::Result NcclPair::issue(const NcclApi& nccl, void* memory, std::size_t byte
   result = nccl.group_end();
   return worst != nccl::kSuccess ? worst : result;
 }
-
-// ---- Communicators
 
 Communicators::Communicators(Transfers& transfers)
     : transfers_(transfers), lanes_(transfers.lanes()), options_(transfers.options()) {}

@@ -22,8 +22,6 @@ Error no_pinned_memory() {
 
 }  // namespace
 
-// ---- StagingRing
-
 void StagingRing::take(Taken taken) {
   takers_.push_back(std::move(taken));
   serve();
@@ -67,9 +65,7 @@ void StagingRing::free_memory() {
   takers_.clear();
 }
 
-// ---- Staging
-
-// --- destination ---
+// --- Staging at the destination ---
 
 void Staging::start(const IncomingPtr& transfer) {
   if (transfer->bytes == 0) return transfers_.incoming().finish(transfer, std::nullopt);
@@ -166,7 +162,7 @@ void Staging::write_chunk(const IncomingPtr& transfer, std::byte* slot, std::uin
   });
 }
 
-// --- source ---
+// --- Staging at the source ---
 
 void Staging::on_grant(const OutgoingPtr& transfer, const GrantFrame& frame) {
   {
