@@ -192,18 +192,7 @@ void Engine::handle(std::uint16_t kind, const wire::PassHeader& header,
       wire::OlderPasses older;
       archive(older);
       archive.expect_end();
-      if (pass && pass->may_take_long()) {
-        serve(CollectedWork::collects(header),
-              [pass, from = message.from, older = std::move(older)] {
-                CollectedWork slices(*pass);
-                pass->on_quiet(from, older);
-              });
-      } else if (pass) {
-        pass->on_quiet(message.from, older);
-      } else {
-        refuse_to_end(header, message.from);
-      }
-      return;
+      return on_quiet(header, pass, message.from, older);
     }
     case wire::kCloseMarking: {
       wire::OlderPasses older;
@@ -229,6 +218,16 @@ void Engine::handle(std::uint16_t kind, const wire::PassHeader& header,
       return;
     }
   }
+}
+
+void Engine::on_quiet(const wire::PassHeader& header, const std::shared_ptr<Pass>& pass,
+                      const WorkerInfo& from, const wire::OlderPasses& older) {
+  if (!pass) return refuse_to_end(header, from);
+  if (!pass->may_take_long()) return pass->on_quiet(from, older);
+  serve(CollectedWork::collects(header), [pass, from, older] {
+    CollectedWork slices(*pass);
+    pass->on_quiet(from, older);
+  });
 }
 
 void Engine::serve(bool collect, base::UniqueFunction<void()> task) {

@@ -96,6 +96,8 @@ class Engine final : public rpc::Extension {
   // The frames that open no pass; `pass` is null when it is unknown here or has ended.
   void handle(std::uint16_t kind, const wire::PassHeader& header, const std::shared_ptr<Pass>& pass,
               const rpc::InMessage& message, rpc::InArchive& archive);
+  void on_quiet(const wire::PassHeader& header, const std::shared_ptr<Pass>& pass,
+                const WorkerInfo& from, const wire::OlderPasses& older);
   // Does what a message of a pass asks for and what may take long: on this thread after polling, if
   // it drives the pass (`collect`), else like a request.
   void serve(bool collect, base::UniqueFunction<void()> task);

@@ -90,6 +90,12 @@ std::chrono::milliseconds parse_seconds(const std::string& option, const std::st
   return std::chrono::milliseconds(static_cast<long>(value * 1000));
 }
 
+void check_command(const RunOptions& options) {
+  if (!options.command.empty()) return;
+  throw UsageError("the program is missing, as in stitch-run -n " +
+                   std::to_string(options.processes) + " ./app");
+}
+
 // The value in "--name=value" or "-n4", which is cut off `option`.
 std::optional<std::string> split_off_value(std::string& option) {
   std::size_t end = option.find('=');
@@ -162,9 +168,7 @@ RunOptions parse_options(const std::vector<std::string>& arguments) {
   options.command.assign(arguments.begin() + static_cast<std::ptrdiff_t>(i), arguments.end());
   if (options.help || options.version) return options;
   complete_sizes(options, processes, min, max);
-  if (options.command.empty())
-    throw UsageError("the program is missing, as in stitch-run -n " +
-                     std::to_string(options.processes) + " ./app");
+  check_command(options);
   return options;
 }
 
