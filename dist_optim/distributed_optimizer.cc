@@ -2,6 +2,7 @@
 #include "stitch/dist_optim/distributed_optimizer.h"
 
 #include <algorithm>
+#include <atomic>
 #include <deque>
 #include <map>
 #include <optional>
@@ -149,8 +150,18 @@ StepPlan AnyOptimizer::plan(const dist_autograd::ContextHandle& context) const {
 void AnyOptimizer::add_to(StepPlan& plan) const {
   const auto number = state_->number_for(plan.context);
   plan.numbers.push_back(number);
-  plan.if_failed.emplace_back(
-      [state = state_, context = plan.context, number] { state->keep(context, number); });
+  struct Lent {
+    ~Lent() { end(false); }
+    void end(bool done) {
+      if (!ended.exchange(true) && !done) state->keep(context, number);
+    }
+    const std::shared_ptr<State> state;
+    const dist_autograd::ContextId context;
+    const std::shared_ptr<StepNumber> number;
+    std::atomic<bool> ended{false};
+  };
+  const std::shared_ptr<Lent> lent(new Lent{state_, plan.context, number});
+  plan.ended.emplace_back([lent](bool done) { lent->end(done); });
   for (const auto& part : *state_->all_parts()) {
     plan.owned.push_back(part.owned);
     plan.parts.push_back({part.owner.name, [optimizer = part.optimizer, context = plan.context,
@@ -187,11 +198,12 @@ std::int64_t AnyOptimizer::next_step() const { return state_->counters->next_ste
 
 NamedValues AnyOptimizer::state(const std::string& name) const {
   Life owner;
+  std::shared_ptr<const Parts> parts;
   {
     base::MutexLock lock(state_->mutex);
     owner = place_in(state_->names, name).owner;
+    parts = state_->parts;
   }
-  const auto parts = state_->all_parts();
   const auto part = std::find_if(parts->begin(), parts->end(),
                                  [&](const Part& each) { return life_of(each.owner) == owner; });
   return part->optimizer.rpc_sync<&LocalOptimizer::state_of>(name);
@@ -284,9 +296,17 @@ void AnyOptimizer::replace(const ParameterList& parameters) {
   }
   std::map<Life, OwnersGroups> by_owner;
   std::vector<std::string> replaced;
-  for (const auto& [given_name, parameter] : parameters.named()) {
+  const auto& given = parameters.named();
+  if (given.size() != names.size() &&
+      std::any_of(given.begin(), given.end(), [](const auto& each) { return each.first.empty(); }))
+    throw Error(ErrorCode::invalid_argument,
+                "parameters without names can only be replaced all together: the optimizer has " +
+                    std::to_string(names.size()) + ", given are " + std::to_string(given.size()));
+  for (const auto& [given_name, parameter] : given) {
     const std::string name = given_name.empty() ? std::to_string(replaced.size()) : given_name;
     Place& place = place_in(names, name);
+    if (std::find(replaced.begin(), replaced.end(), name) != replaced.end())
+      throw Error(ErrorCode::invalid_argument, "parameter \"" + name + "\" is given twice");
     place.owner = life_of(parameter.owner());
     by_owner.try_emplace(place.owner, parameter.owner(), options)
         .first->second.groups[place.group]
@@ -327,6 +347,7 @@ rref::CheckpointPart AnyOptimizer::checkpoint_part() const {
     state->counters->next_step = next_step_in(options);
     base::MutexLock lock(state->mutex);
     state->options = split_groups(options, state->options.size());
+    state->unfinished.clear();
   };
   return part;
 }

@@ -124,8 +124,8 @@ Ema::Ema(const std::vector<NamedParameter>& parameters, double decay)
 void Ema::update() { on_all<&detail::OwnersAverages::update>(state_->owners, state_->decay).get(); }
 
 void Ema::swap() {
-  on_all<&detail::OwnersAverages::swap>(state_->owners, !state_->swapped).get();
   state_->swapped = !state_->swapped;
+  on_all<&detail::OwnersAverages::swap>(state_->owners, state_->swapped).get();
 }
 
 std::vector<NamedParameter> Ema::averages() const {

@@ -23,7 +23,7 @@ class Ema {
   void update();
   // Gives the parameters the values of their averages, for evaluation; the next call gives them
   // their own back, to the last bit. In between they must not be trained: versions do not change.
-  // Waits. When an owner fails others have swapped: another call does the same again.
+  // Waits. When an owner fails others have swapped: another call swaps them back.
   void swap();
   // The averages, by the names of their parameters: to read, to save, and to write what was saved.
   [[nodiscard]] std::vector<NamedParameter> averages() const;

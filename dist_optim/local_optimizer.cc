@@ -138,8 +138,8 @@ struct LocalOptimizer::Body {
     fault_step();
     for (auto& [entry, gradient] : due) {
       base::MutexLock lock(entry->shadow.lock());
-      entry->shadow.begin_step(std::move(gradient), order.scale, entry->name);
       entry->multiply_rate(order.rate);
+      entry->shadow.begin_step(std::move(gradient), order.scale, entry->name);
       struct End {
         ShadowParameter& shadow;
         const bool bump_version;
@@ -237,7 +237,8 @@ std::int64_t LocalOptimizer::step(const dist_autograd::ContextId& context, const
   {
     base::MutexLock lock(body_->mutex);
     auto& outcomes = body_->outcomes;
-    if (!outcomes.empty() && order.number + kOutcomesKept <= outcomes.rbegin()->first)
+    if (!outcomes.empty() && order.number < outcomes.rbegin()->first &&
+        outcomes.rbegin()->first - order.number >= kOutcomesKept)
       throw Error(ErrorCode::out_of_range,
                   "a step is too old to be asked for again: its owner keeps the outcomes of the "
                   "last " +
@@ -245,7 +246,7 @@ std::int64_t LocalOptimizer::step(const dist_autograd::ContextId& context, const
     const auto [place, added] = outcomes.try_emplace(order.number, promise.future());
     outcome = place->second;
     first = added;
-    while (outcomes.begin()->first + kOutcomesKept <= outcomes.rbegin()->first)
+    while (outcomes.rbegin()->first - outcomes.begin()->first >= kOutcomesKept)
       outcomes.erase(outcomes.begin());
   }
   if (!first) return outcome.get();

@@ -61,9 +61,8 @@ StepOutcome outcome_of(const StepPlan& plan, const Started& started,
     say(outcome.owners, silent, " has not answered", " have not answered");
     say(outcome.owners, failed, " failed", " failed");
   }
-  if (failure) {
-    for (const auto& keep : plan.if_failed) keep();
-  } else if (result.stepped == 0 && !detail::said_no_gradient.exchange(true)) {
+  plan.end(!failure);
+  if (!failure && result.stepped == 0 && !detail::said_no_gradient.exchange(true)) {
     std::fputs(
         "stitch: a step found no gradient for any of its parameters: does the loss depend on them, "
         "and was its forward pass made under the context that the step was given?\n",
@@ -186,9 +185,12 @@ Future<StepOutcome> start_step(const StepPlan& plan, const StepOptions& options)
   const auto scaler = options.scaler ? std::optional(*options.scaler) : std::nullopt;
   return look_at_gradients(plan.context, plan.owned, options.timeout)
       .then([plan, options, deadline, scaler, norm](const Future<Findings>& looked) {
-        StepResult result{.step = plan.numbers.front()->get()};
-        if (looked.has_error())
+        StepResult result;
+        if (!plan.numbers.empty()) result.step = plan.numbers.front()->get();
+        if (looked.has_error()) {
+          plan.end(false);
           return make_ready(StepOutcome{.result = result, .failure = looked.error(), .owners = {}});
+        }
         const double factor = scaler ? scaler->factor_of(plan.context) : 1;
         if (norm) result.norm = looked.get().norm / factor;
         if (options.max_staleness) result.staleness = looked.get().staleness;
@@ -199,6 +201,7 @@ Future<StepOutcome> start_step(const StepPlan& plan, const StepOptions& options)
         result.skipped =
             !again && (!finite || result.staleness > options.max_staleness.value_or(kStepsKept));
         if (result.skipped) {
+          plan.end(true);
           if (scaler && !finite) scaler->update(false);
           return make_ready(StepOutcome{.result = result, .failure = {}, .owners = {}});
         }

@@ -10,6 +10,7 @@
 #include "stitch/base/error.h"
 #include "stitch/dist_autograd/graph/device_order.h"
 #include "stitch/dist_autograd/graph/optimizers_step.h"
+#include "stitch/rpc/future/blocking_region.h"
 #include "stitch/rref/parameter_lock.h"
 #include "stitch/rref/shared_parameter.h"
 
@@ -94,10 +95,14 @@ void ShadowParameter::begin_step(at::Tensor gradient, double scale, std::string_
   if (dist_autograd::is_on_device(gradient))
     dist_autograd::keep_for(gradient, dist_autograd::current_stream(gradient.device()));
   const at::NoGradGuard no_grad;
-  if (has_master_) gradient = gradient.to(at::kFloat);
+  // A scaled gradient in half precision would vanish when it is divided again.
+  if (has_master_ || (scale != 1 && gradient.scalar_type() == parameter_.scalar_type()))
+    gradient = gradient.to(state_type(parameter_));
   if (scale != 1) gradient = gradient * scale;
   shadow_.mutable_grad() = gradient;
-  if (policy_ == StalePolicy::detect) shared_->readers.lock();
+  if (policy_ != StalePolicy::detect || shared_->readers.try_lock()) return;
+  const BlockingRegion waiting;
+  shared_->readers.lock();
 }
 
 void ShadowParameter::end_step(bool bump_version) {
@@ -132,7 +137,7 @@ void ShadowParameter::set_master(const at::Tensor& saved) {
   if (!has_master_) return;
   shared_->mutex.assert_held();
   shared_->master.copy_(saved);
-  shared_->version = static_cast<std::uint32_t>(parameter_._version());
+  shared_->memory = nullptr;  // the next step keeps it where its rounding is the parameter
 }
 
 }  // namespace stitch::optim

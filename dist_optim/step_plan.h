@@ -60,6 +60,7 @@ class StepNumber {
   const StepOrder& take(double scale) {
     for (std::int64_t number = get(); !order_;) {
       const double rate = schedule_ ? checked_rate(schedule_(number), number) : 1;
+      if (number == INT64_MAX) throw Error(ErrorCode::out_of_range, "steps have no more numbers");
       if (!counters_->next_step.compare_exchange_weak(number, number + 1)) continue;
       step_ = number;
       order_ = {.number = counters_->orders++, .scale = scale, .rate = rate};
@@ -90,7 +91,13 @@ struct StepPlan {
   Owned owned{};                     // by all of them
   std::vector<Part> parts{};
   std::vector<std::shared_ptr<StepNumber>> numbers{};  // one for each optimizer
-  std::vector<std::function<void()>> if_failed{};      // keep the numbers
+  // Called when the step has ended: a number that is not `done` is kept for the next attempt, as it
+  // is when the plan goes without a call.
+  std::vector<std::function<void(bool done)>> ended{};
+
+  void end(bool done) const {
+    for (const auto& each : ended) each(done);
+  }
 };
 
 // How a step has ended.

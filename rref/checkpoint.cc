@@ -62,6 +62,7 @@ std::string name_of(const std::string& checkpoint, std::uint64_t number, const s
                     std::size_t owner) {
   return name_of(checkpoint, number) + part + '.' + std::to_string(owner) + ".safetensors";
 }
+constexpr std::uint64_t kMostSaves = 1'000'000'000'000'000'000;  // 18 digits
 Saves saves_in(const fs::path& folder, const std::string& checkpoint) {
   const std::regex form(checkpoint +
                         R"(\.(\d{1,18})\.(json|[\w-]+\.\d+\.safetensors)(\.\d+\.part)?)");
@@ -137,6 +138,7 @@ Part part_of(const std::string& name, CheckpointPart made,
   part.lists = when_all(std::move(lists)).get();
   std::set<std::string> names;
   for (const auto& list : part.lists) {
+    static_cast<void>(TensorStream(list));  // refuses types and sizes that no tensor has
     for (const auto& parameter : list) {
       if (!names.insert(parameter.name).second)
         throw Error(ErrorCode::invalid_argument, "part " + in_quotes(name) +
@@ -369,6 +371,7 @@ void Checkpoint::save() const {
   }
   remove_old(before, before.size());
   const std::uint64_t number = before.empty() ? 1 : before.rbegin()->first + 1;
+  if (number >= kMostSaves) refuse(folder_, "a file in it has the highest number of a save");
 
   Manifest manifest;
   manifest.values = values;

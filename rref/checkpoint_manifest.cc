@@ -132,9 +132,8 @@ Manifest parse_manifest(std::string_view text) {
   try {
     const json all = json::parse(text.begin(), text.end());
     if (all.at("format") != kFormat || all.at("version") != kVersion)
-      files::refuse("it is of another format or version, " + base::printable(all["format"].dump()) +
-                    ' ' + base::printable(all["version"].dump()) + "; this one is \"" + kFormat +
-                    "\" " + std::to_string(kVersion));
+      files::refuse(std::string("it is not of format \"") + kFormat + "\", version " +
+                    std::to_string(kVersion));
     Manifest manifest;
     manifest.values = values_in(all.at("values"));
     for (const auto& [name, object] : all.at("parts").get_ref<const json::object_t&>()) {

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <cstring>
+#include <map>
 #include <unordered_set>
 
 #include "stitch/base/error.h"
@@ -106,7 +107,8 @@ struct OwnerPart::State {
   std::unique_ptr<const TensorStream> prepared_stream STITCH_GUARDED_BY(mutex);
   std::vector<StoredObject::Fields> staged STITCH_GUARDED_BY(mutex);
   CheckpointValues options STITCH_GUARDED_BY(mutex);
-  std::uint64_t written STITCH_GUARDED_BY(mutex) = 0;
+  // The pieces of prepared_stream that have not come: sizes by beginnings.
+  std::map<std::uint64_t, std::uint64_t> missing STITCH_GUARDED_BY(mutex);
   bool taken STITCH_GUARDED_BY(mutex) = false;
 };
 
@@ -155,12 +157,15 @@ void OwnerPart::prepare(const std::vector<StoredParameter>& parameters,
     auto& fields = staged.emplace_back();
     for (const auto& tensor : given.tensors) {
       const auto* const type = files::find_type(&files::ElementType::safetensors, tensor.dtype);
-      fields[tensor.field] = at::empty(tensor.sizes, at::TensorOptions(type->type));
+      if (!fields.try_emplace(tensor.field, at::empty(tensor.sizes, type->type)).second)
+        files::refuse(files::tensor_text(own.name_of(tensor)) + " is given twice");
     }
   }
   base::MutexLock lock(state_->mutex);
   if (state_->prepared_stream) files::refuse("tensors are being loaded already");
   state_->prepared = parameters;
+  state_->missing.clear();
+  for (const auto& piece : stream->pieces()) state_->missing.emplace(piece.begin, piece.bytes);
   state_->prepared_stream = std::move(stream);
   state_->staged = std::move(staged);
   state_->options = options;
@@ -171,6 +176,9 @@ void OwnerPart::write(std::uint64_t begin, const at::Tensor& bytes) {
   const auto size = static_cast<std::uint64_t>(bytes.nbytes());
   base::MutexLock lock(state_->mutex);
   if (!state_->prepared_stream || state_->taken) files::refuse("no tensors are being loaded");
+  const auto piece = state_->missing.find(begin);
+  if (piece == state_->missing.end() || piece->second != size)
+    files::refuse("a piece is not expected, or has come already");
   for (const auto& slice : state_->prepared_stream->slices({begin, size})) {
     const auto& field = state_->prepared[slice.parameter].tensors[slice.tensor].field;
     const at::Tensor& to = state_->staged[slice.parameter].at(field);
@@ -178,13 +186,12 @@ void OwnerPart::write(std::uint64_t begin, const at::Tensor& bytes) {
     if (to.scalar_type() == at::kBool) files::expect_bools({from, slice.bytes});
     std::memcpy(static_cast<std::byte*>(to.data_ptr()) + slice.from, from, slice.bytes);
   }
-  state_->written += size;
+  state_->missing.erase(piece);
 }
 
 void OwnerPart::take() {
   base::MutexLock lock(state_->mutex);
-  if (!state_->prepared_stream || state_->taken ||
-      state_->written != state_->prepared_stream->bytes())
+  if (!state_->prepared_stream || state_->taken || !state_->missing.empty())
     files::refuse("tensors are not loaded completely, or taken already");
   state_->exchange();
 }

@@ -118,8 +118,11 @@ class ModuleHost {
   }
   std::vector<std::pair<std::string, RRef<at::Tensor>>> named_buffers() const {
     std::vector<std::pair<std::string, RRef<at::Tensor>>> references;
-    for (const auto& buffer : module_->named_buffers())
-      references.emplace_back(buffer.key(), make_rref(buffer.value()));
+    std::unordered_set<const void*> seen;  // a submodule may have two names
+    for (const auto& buffer : module_->named_buffers()) {
+      if (seen.insert(buffer.value().unsafeGetTensorImpl()).second)
+        references.emplace_back(buffer.key(), make_rref(buffer.value()));
+    }
     return references;
   }
   std::vector<std::string> parameter_names() const {

@@ -15,6 +15,13 @@ std::string StoredParameter::text() const {
   return out.str();
 }
 
+namespace {
+
+// So that the list of pieces takes no more memory than a message may.
+constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 44;
+
+}  // namespace
+
 TensorStream::TensorStream(const std::vector<StoredParameter>& parameters) {
   std::uint64_t end = 0;
   for (const auto& parameter : parameters) {
@@ -28,7 +35,7 @@ TensorStream::TensorStream(const std::vector<StoredParameter>& parameters) {
       std::uint64_t bytes = 0;
       if (type == nullptr || !count || negative ||
           __builtin_mul_overflow(*count, c10::elementSize(type->type), &bytes) ||
-          __builtin_add_overflow(end, bytes, &end) || end > INT64_MAX)
+          __builtin_add_overflow(end, bytes, &end) || end > kMostBytes)
         files::refuse(files::tensor_text(parameter.name_of(tensor)) +
                       " has a type or sizes that no tensor has");
     }

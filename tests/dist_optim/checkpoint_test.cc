@@ -263,6 +263,9 @@ void expect_fitting_state(const optim::OptionsOf<Optimizer>& options, const std:
   for (const std::vector<std::int64_t>& wrong : {std::vector<std::int64_t>{2, 3}, {7}, {}})
     refused(with({field, "F32", wrong}), "state has \"" + field + "\" of type Float [");
   refused(with({field, "F64", sizes}), "for a parameter of type Float [3, 2]");
+  auto twice = with({field, "F32", {1 << 20}});
+  twice.push_back(good);
+  refused(twice, "is given twice");
   refused({step, {"code", "F32", {}}, good}, counts ? "have no \"code\"" : "have no \"");
   if (!counts) return;
   refused({good}, "come without \"step\"");
