@@ -10,6 +10,7 @@
 #include "stitch/base/error.h"
 #include "stitch/dist_autograd/graph/device_order.h"
 #include "stitch/dist_autograd/graph/optimizers_step.h"
+#include "stitch/dist_optim/named_values.h"
 #include "stitch/rpc/future/blocking_region.h"
 #include "stitch/rref/parameter_lock.h"
 #include "stitch/rref/shared_parameter.h"
