@@ -469,7 +469,8 @@ TEST(Checkpoint, PiecesFromTheWireAreChecked) {
   const rref::StoredTensor good{"", "F32", {3}};
   refused(prepare({}), "parameters are missing");
   refused(prepare({{"b", "F32", {3}, {good}}}), "given is \"b\"");
-  refused(prepare({{"a", "F32", {3}, {{"", "F32", {1 << 30, 1 << 30}}}}}), "sizes that no tensor has");
+  refused(prepare({{"a", "F32", {3}, {{"", "F32", {1 << 30, 1 << 30}}}}}),
+          "sizes that no tensor has");
   refused(prepare({{"a", "F32", {3}, {{"", "F99", {3}}}}}), "a type or sizes that no tensor has");
   refused(prepare({{"a", "F32", {3}, {{"", "F32", {-3}}}}}), "a type or sizes that no tensor has");
   refused(prepare({{"a", "F32", {3}, {good, good}}}), "of another type or shape");
