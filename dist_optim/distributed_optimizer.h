@@ -76,21 +76,26 @@ class AnyOptimizer {
 
  protected:
   using GroupValues = std::pair<ParameterList, NamedValues>;  // a group and its options
+  // The type of an optimizer.
   struct Kind {
-    const OptimizerType& type;
+    const OptimizerType& type;  // its functions
+    // Makes a part on an owner.
     RRef<LocalOptimizer> (*make_part)(const WorkerInfo& owner,
                                       const std::vector<OwnersGroup>& groups, StalePolicy policy);
   };
+  // Without groups.
   AnyOptimizer(const Kind& kind, StalePolicy policy);
   AnyOptimizer(const AnyOptimizer&) = default;
   AnyOptimizer& operator=(const AnyOptimizer&) = default;
   ~AnyOptimizer() = default;
 
+  // As DistributedOptimizer::add_group(), for several.
   void add_groups(const std::vector<GroupValues>& groups);
   // Of each group.
   [[nodiscard]] std::vector<NamedValues> all_options() const;
   // Of all groups from `first` on.
   void set_all_options(std::uint64_t first, const std::vector<NamedValues>& options);
+  // The number of groups.
   [[nodiscard]] std::size_t group_count() const;
   // Throws Error(out_of_range) for a group that there is not.
   [[nodiscard]] std::size_t checked(std::size_t group) const;

@@ -62,7 +62,7 @@ std::string name_of(const std::string& checkpoint, std::uint64_t number, const s
                     std::size_t owner) {
   return name_of(checkpoint, number) + part + '.' + std::to_string(owner) + ".safetensors";
 }
-constexpr std::uint64_t kMostSaves = 1'000'000'000'000'000'000;  // 18 digits
+constexpr std::uint64_t kMaxSaves = 1'000'000'000'000'000'000;  // 18 digits
 Saves saves_in(const fs::path& folder, const std::string& checkpoint) {
   const std::regex form(checkpoint +
                         R"(\.(\d{1,18})\.(json|[\w-]+\.\d+\.safetensors)(\.\d+\.part)?)");
@@ -371,7 +371,7 @@ void Checkpoint::save() const {
   }
   remove_old(before, before.size());
   const std::uint64_t number = before.empty() ? 1 : before.rbegin()->first + 1;
-  if (number >= kMostSaves) refuse(folder_, "a file in it has the highest number of a save");
+  if (number >= kMaxSaves) refuse(folder_, "a file in it has the highest number of a save");
 
   Manifest manifest;
   manifest.values = values;

@@ -40,6 +40,7 @@ inline const int kOwnerPart = register_owner_part();
 
 }  // namespace rref
 
+// Of a Checkpoint.
 struct CheckpointOptions {
   // Of the checkpoint: letters, digits, '-' and '_', at most 64. Checkpoints of different names in
   // one folder have nothing to do with one another.
@@ -54,6 +55,7 @@ struct CheckpointOptions {
 // no two checkpoints of one name in one folder may be saved at the same time.
 class Checkpoint {
  public:
+  // Touches no file. Throws Error(invalid_argument) for a name that is not one, and for `keep` 0.
   explicit Checkpoint(std::filesystem::path folder, CheckpointOptions options = {});
 
   // A RemoteModule or a DistributedOptimizer as the part of that name (letters as in the

@@ -18,7 +18,7 @@ std::string StoredParameter::text() const {
 namespace {
 
 // So that the list of pieces takes no more memory than a message may.
-constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 44;
+constexpr std::uint64_t kMaxBytes = std::uint64_t{1} << 44;
 
 }  // namespace
 
@@ -35,7 +35,7 @@ TensorStream::TensorStream(const std::vector<StoredParameter>& parameters) {
       std::uint64_t bytes = 0;
       if (type == nullptr || !count || negative ||
           __builtin_mul_overflow(*count, c10::elementSize(type->type), &bytes) ||
-          __builtin_add_overflow(end, bytes, &end) || end > kMostBytes)
+          __builtin_add_overflow(end, bytes, &end) || end > kMaxBytes)
         files::refuse(files::tensor_text(parameter.name_of(tensor)) +
                       " has a type or sizes that no tensor has");
     }

@@ -64,7 +64,7 @@ allow(dist_autograd/graph      base rpc/message rpc/function)
 allow(dist_autograd/executor   base rpc/future dist_autograd/graph)
 allow(dist_autograd            base rpc/future rpc/message rpc/calls rpc/agent rpc rref/lifetime rref
                                dist_autograd/graph dist_autograd/executor)
-allow(dist_optim               base rpc/gpu rpc rref/files rref dist_autograd/graph dist_autograd)
+allow(dist_optim               base rpc/future rpc/gpu rpc rref/files rref dist_autograd/graph dist_autograd)
 
 set(headers "")
 foreach(folder IN LISTS folders)
