@@ -182,7 +182,8 @@ Future<StepOutcome> start_step(const StepPlan& plan, const StepOptions& options)
   if (!norm && !options.max_staleness) return start_parts(plan, 1, options.timeout, {});
   rpc::default_streams_wait_for_current();
   const auto deadline = base::deadline_or_none(options.timeout.value_or(0ns));
-  const auto scaler = options.scaler ? std::optional(*options.scaler) : std::nullopt;
+  // No std::optional, of which g++ 12 warns.
+  const auto scaler = options.scaler ? std::make_shared<GradScaler>(*options.scaler) : nullptr;
   return look_at_gradients(plan.context, plan.owned, options.timeout)
       .then([plan, options, deadline, scaler, norm](const Future<Findings>& looked) {
         StepResult result;
