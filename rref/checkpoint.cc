@@ -30,7 +30,7 @@ using rref::TensorStream;
 
 namespace {
 
-constexpr std::size_t kUnderWay = 8;  // pieces at a time: memory for 32 MiB
+constexpr std::size_t kUnderWay = 4;  // pieces at a time: memory for 16 MiB
 
 [[noreturn]] void refuse(const fs::path& path, const std::string& why) {
   throw Error(ErrorCode::invalid_argument, base::printable(path.string()) + ": " + why);

@@ -528,7 +528,7 @@ TEST(Checkpoint, LargeTablesGoInPiecesWhileTheyChange) {
   training.join();
   watching.join();
   EXPECT_GT(steps, 0);
-  // Pieces under way take 32 MiB at each end.
+  // Pieces under way take 16 MiB at each end.
   if (!kAddressSanitizer && !kThreadSanitizer)
     EXPECT_LT(most - std::min(most, before), std::size_t{96} << 20);
   const auto file = stitch::load(folder.path() / "checkpoint.1.t.0.safetensors");
