@@ -1,4 +1,3 @@
-// One file, though long: an optimizer on its own worker, with the parts that it has on others.
 #include "stitch/dist_optim/distributed_optimizer.h"
 
 #include <algorithm>
