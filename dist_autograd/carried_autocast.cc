@@ -8,7 +8,7 @@
 #include <string>
 
 #include "stitch/base/error.h"
-#include "stitch/dist_autograd/messages.h"
+#include "stitch/dist_autograd/protocol/messages.h"
 #include "stitch/rpc/message/frame_kinds.h"
 
 namespace stitch::dist_autograd {

@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "stitch/base/unique_function.h"
-#include "stitch/dist_autograd/messages.h"
+#include "stitch/dist_autograd/protocol/messages.h"
 
 namespace stitch::dist_autograd {
 

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "stitch/dist_autograd/context_table.h"
-#include "stitch/dist_autograd/messages.h"
+#include "stitch/dist_autograd/protocol/messages.h"
 #include "stitch/rpc/agent/agent.h"
 
 namespace stitch::dist_autograd {

@@ -18,7 +18,7 @@
 #include "stitch/dist_autograd/graph/ids.h"
 #include "stitch/dist_autograd/graph/optimizers_step.h"
 #include "stitch/dist_autograd/graph/send_node.h"
-#include "stitch/dist_autograd/messages.h"
+#include "stitch/dist_autograd/protocol/messages.h"
 #include "stitch/rref/lifetime/interval_set.h"
 
 namespace stitch::dist_autograd {

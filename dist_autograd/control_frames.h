@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "stitch/dist_autograd/messages.h"
+#include "stitch/dist_autograd/protocol/messages.h"
 #include "stitch/rpc/agent/agent.h"
 
 namespace stitch::dist_autograd {

@@ -10,7 +10,7 @@
 #include "stitch/dist_autograd/context.h"
 #include "stitch/dist_autograd/context_release.h"
 #include "stitch/dist_autograd/context_table.h"
-#include "stitch/dist_autograd/messages.h"
+#include "stitch/dist_autograd/protocol/messages.h"
 #include "stitch/dist_autograd/recording.h"
 #include "stitch/rpc/agent/agent.h"
 #include "stitch/rpc/calls/extension.h"

@@ -9,7 +9,7 @@
 
 #include "stitch/base/error.h"
 #include "stitch/rpc/calls.h"
-#include "stitch/rref/object_access.h"
+#include "stitch/rref/agent/object_access.h"
 
 // The requests behind RRef<T> and remote<>(): typed at compile time, ordinary rpc requests on the
 // wire.

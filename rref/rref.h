@@ -13,7 +13,7 @@
 #include "stitch/base/error.h"
 #include "stitch/rpc/calls.h"
 #include "stitch/rpc/worker.h"
-#include "stitch/rref/object_access.h"
+#include "stitch/rref/agent/object_access.h"
 #include "stitch/rref/remote_call.h"
 
 namespace stitch {

@@ -7,9 +7,9 @@
 #include "stitch/rpc/calls.h"
 #include "stitch/rpc/message/sendable.h"
 #include "stitch/rpc/worker.h"
-#include "stitch/rref/object_access.h"
-#include "stitch/rref/object_server.h"
-#include "stitch/rref/rref_agent.h"
+#include "stitch/rref/agent/object_access.h"
+#include "stitch/rref/agent/object_server.h"
+#include "stitch/rref/agent/rref_agent.h"
 
 namespace stitch {
 namespace {

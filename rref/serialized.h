@@ -6,14 +6,7 @@
 #include <utility>
 
 #include "stitch/rpc/message/sendable.h"
-
-namespace stitch::rref {
-
-// Objects of that type run one method at a time.
-void note_one_at_a_time(const std::type_info& type);
-[[nodiscard]] bool runs_one_at_a_time(const std::type_info& type);
-
-}  // namespace stitch::rref
+#include "stitch/rref/agent/object_access.h"
 
 namespace stitch {
 

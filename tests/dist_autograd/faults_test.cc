@@ -1,4 +1,4 @@
-#include "stitch/dist_autograd/messages.h"
+#include "stitch/dist_autograd/protocol/messages.h"
 #include "tests/dist_autograd/remote_parts.h"
 #include "tests/support/oracle.h"
 #include "tests/support/world_test.h"

@@ -1,7 +1,7 @@
 // Gradients of every kind that cross the wire, against the local engine.
 #include "stitch/dist_autograd/graph/tensor_bytes.h"
-#include "stitch/dist_autograd/messages.h"
-#include "stitch/dist_autograd/outbox.h"
+#include "stitch/dist_autograd/protocol/messages.h"
+#include "stitch/dist_autograd/protocol/outbox.h"
 #include "stitch/rpc/message/message.h"
 #include "tests/dist_autograd/remote_parts.h"
 #include "tests/support/blind_to_first.h"

@@ -1,6 +1,6 @@
 // Contexts and passes when a worker between two others is lost, or has too much in flight to send.
 #include "stitch/dist_autograd/engine.h"
-#include "stitch/dist_autograd/messages.h"
+#include "stitch/dist_autograd/protocol/messages.h"
 #include "tests/dist_autograd/remote_parts.h"
 #include "tests/support/oracle.h"
 #include "tests/support/world_test.h"

@@ -1,5 +1,5 @@
 // How many messages a backward pass takes, and how large they are. PROTOCOL.md has the table.
-#include "stitch/dist_autograd/messages.h"
+#include "stitch/dist_autograd/protocol/messages.h"
 #include "tests/dist_autograd/remote_parts.h"
 #include "tests/support/world_test.h"
 

@@ -5,7 +5,7 @@
 #include <cstdlib>
 
 #include "stitch/dist_autograd/executor/delivery_check.h"
-#include "stitch/dist_autograd/messages.h"
+#include "stitch/dist_autograd/protocol/messages.h"
 #include "tests/support/histories.h"
 #include "tests/support/oracle.h"
 #include "tests/support/random_program.h"

@@ -1,7 +1,7 @@
 // What a worker that lies may say about passes and contexts.
 #include "stitch/base/byte_io.h"
 #include "stitch/dist_autograd/engine.h"
-#include "stitch/dist_autograd/messages.h"
+#include "stitch/dist_autograd/protocol/messages.h"
 #include "stitch/rpc/message/message.h"
 #include "tests/dist_autograd/remote_parts.h"
 #include "tests/support/oracle.h"

@@ -1,6 +1,6 @@
 // backward_and_step() beside backward() and step(): the same parameters to the last bit, and no
 // parameter changed by a pass that fails.
-#include "stitch/dist_autograd/messages.h"
+#include "stitch/dist_autograd/protocol/messages.h"
 #include "stitch/dist_optim/step_plan.h"
 #include "tests/support/world_test.h"
 

@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "stitch/rref/carried_sections.h"
+#include "stitch/rref/agent/carried_sections.h"
 #include "stitch/rref/lifetime/lifetime.h"
 #include "tests/fuzz/targets.h"
 

@@ -10,7 +10,7 @@ set(limit 57)
 set(internal
   "^base/(event_loop|event_ring|task_thread|thread_state|published_table|descriptor|forked)\\.h$"
   "^transport/[a-z_]+\\.h$"
-  "^transport/(stream|loopback|tensorpipe|selection|faults)/"
+  "^transport/(polling|stream|loopback|tensorpipe|selection|faults)/"
   "^transport/wire/(buffer|frame|session_seal|handshake|hello|record|secret_key)[a-z_]*\\.h$"
   "^rpc/message/message\\.h$"
   "^rpc/(agent|peers)/"
@@ -18,11 +18,11 @@ set(internal
   "^rpc/membership/"
   "^rpc/world/"
   "^rpc/future/(thread_pool|live_runtimes)\\.h$"
-  "^rref/(rref_agent|carried_refs)\\.h$"
+  "^rref/agent/"
   "^rref/lifetime/(lifetime|holder_table|owner_table|ledger|effects|interval_set)\\.h$"
-  "^dist_autograd/(engine|context_state|context_table|pass[a-z_]*|strand|outbox|recording)\\.h$"
-  "^dist_autograd/executor/")
-set(exceptions rpc/calls/pending_call.h rpc/membership/membership_watch.h transport/error.h)
+  "^dist_autograd/(engine|context_state|context_table|pass|recording)\\.h$"
+  "^dist_autograd/(executor|protocol)/")
+set(exceptions rref/agent/object_access.h rpc/calls/pending_call.h rpc/membership/membership_watch.h transport/error.h)
 
 string(REPLACE "|" ";" SYSTEM_INCLUDES "${SYSTEM_INCLUDES}")
 list(TRANSFORM SYSTEM_INCLUDES PREPEND "-isystem")

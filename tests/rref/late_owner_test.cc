@@ -1,5 +1,5 @@
 // References that come before the news that their owner has joined.
-#include "stitch/rref/rref_agent.h"
+#include "stitch/rref/agent/rref_agent.h"
 #include "tests/support/world_test.h"
 
 namespace late_owner_test {

@@ -1,6 +1,6 @@
 // References under load and under faults, over whole worlds in one process.
 
-#include "stitch/rref/frame_kinds.h"
+#include "stitch/rref/agent/frame_kinds.h"
 #include "tests/rref/tables.h"
 #include "tests/support/world_test.h"
 

@@ -2,7 +2,7 @@
 
 #include <initializer_list>
 
-#include "stitch/rref/frame_kinds.h"
+#include "stitch/rref/agent/frame_kinds.h"
 #include "stitch/rref/lifetime/ledger.h"
 #include "tests/rref/tables.h"
 #include "tests/support/world_test.h"

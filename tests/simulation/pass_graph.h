@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "stitch/dist_autograd/pass_protocol.h"
+#include "stitch/dist_autograd/protocol/pass_protocol.h"
 #include "tests/simulation/pass_simulation.h"
 
 namespace stitch::dist_autograd::pass_simulation {

@@ -1,6 +1,6 @@
 # Deliberate mistakes in the protocol of a pass.
 
-stitch_mutated_copy(pass dist_autograd/pass_protocol.cc
+stitch_mutated_copy(pass dist_autograd/protocol/pass_protocol.cc
   [[  if (is_root() || parent_) {
     effects.acks]]
     [[  if (is_root() || parent_ || mistake("acknowledges_every_mark")) { effects.acks]]  # immediately, so that no worker has a parent

@@ -1,6 +1,6 @@
 // What single messages do to the protocol of a pass. Whole passes are in pass_simulation_test.cc.
-#include "stitch/dist_autograd/pass_protocol.h"
-#include "stitch/dist_autograd/pass_lives.h"
+#include "stitch/dist_autograd/protocol/pass_protocol.h"
+#include "stitch/dist_autograd/protocol/pass_lives.h"
 #include "tests/support/plain_test.h"
 
 namespace stitch::dist_autograd::pass_protocol_test {

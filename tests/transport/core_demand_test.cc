@@ -1,5 +1,5 @@
 // When threads block instead of polling.
-#include "stitch/transport/stream/core_demand.h"
+#include "stitch/transport/polling/core_demand.h"
 
 #include "tests/support/forked_child.h"
 #include "tests/support/plain_test.h"

@@ -9,7 +9,7 @@
 #include <memory>
 #include <optional>
 
-#include "stitch/transport/stream/poller.h"
+#include "stitch/transport/polling/poller.h"
 #include "tests/support/plain_test.h"
 #include "tests/transport/raw_peer.h"
 

@@ -2,8 +2,8 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-#include "stitch/transport/stream/poller.h"
-#include "stitch/transport/stream/stand_by.h"
+#include "stitch/transport/polling/poller.h"
+#include "stitch/transport/polling/stand_by.h"
 #include "tests/support/plain_test.h"
 #include "tests/transport/raw_peer.h"
 

@@ -6,8 +6,8 @@
 
 #include "stitch/base/descriptor.h"
 #include "stitch/base/error.h"
+#include "stitch/transport/polling/poller.h"
 #include "stitch/transport/stream/descriptor_reserve.h"
-#include "stitch/transport/stream/poller.h"
 
 namespace stitch::transport {
 

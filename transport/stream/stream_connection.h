@@ -7,8 +7,8 @@
 #include <string>
 
 #include "stitch/transport/handshaking_connection.h"
+#include "stitch/transport/polling/poller.h"
 #include "stitch/transport/stream/link.h"
-#include "stitch/transport/stream/poller.h"
 #include "stitch/transport/stream/receive_budget.h"
 #include "stitch/transport/stream/record_reader.h"
 #include "stitch/transport/stream/stream_sender.h"

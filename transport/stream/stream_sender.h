@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "stitch/base/mutex.h"
+#include "stitch/transport/polling/poller.h"
 #include "stitch/transport/stream/link.h"
-#include "stitch/transport/stream/poller.h"
 #include "stitch/transport/stream/record_reader.h"
 #include "stitch/transport/stream/record_writer.h"
 #include "stitch/transport/wire/handshake.h"

@@ -156,4 +156,8 @@ void write_reference(rpc::OutArchive& archive, const HandlePtr& handle, std::uin
 [[nodiscard]] HandlePtr read_reference(rpc::InArchive& archive, std::uint64_t type,
                                        std::string_view type_name);
 
+// Whether objects of a type run one method at a time (Serialized<T>).
+void note_one_at_a_time(const std::type_info& type);
+[[nodiscard]] bool runs_one_at_a_time(const std::type_info& type);
+
 }  // namespace stitch::rref

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "stitch/base/bytes.h"
-#include "stitch/rref/frame_kinds.h"
+#include "stitch/rref/agent/frame_kinds.h"
 #include "stitch/rref/lifetime/lifetime.h"
 
 // What a message says about references, in its sections. The body holds indexes; the ids and tokens

@@ -5,8 +5,8 @@
 
 #include "stitch/rpc/calls/incoming_call.h"
 #include "stitch/rpc/message/sendable.h"
-#include "stitch/rref/carried_refs.h"
-#include "stitch/rref/rref_agent.h"
+#include "stitch/rref/agent/carried_refs.h"
+#include "stitch/rref/agent/rref_agent.h"
 
 namespace stitch::rref {
 

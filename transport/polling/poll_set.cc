@@ -1,5 +1,5 @@
 // One file, though long: sources, and the descriptors that threads sleep on until they are ready.
-#include "stitch/transport/stream/poll_set.h"
+#include "stitch/transport/polling/poll_set.h"
 
 #include <poll.h>
 #include <sys/epoll.h>

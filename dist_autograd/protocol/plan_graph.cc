@@ -1,4 +1,4 @@
-#include "stitch/dist_autograd/plan_graph.h"
+#include "stitch/dist_autograd/protocol/plan_graph.h"
 
 #include <map>
 #include <optional>

@@ -8,10 +8,10 @@
 #include "stitch/base/answer_wait.h"
 #include "stitch/base/mutex.h"
 #include "stitch/transport/deferred_work.h"
-#include "stitch/transport/stream/core_demand.h"
-#include "stitch/transport/stream/poll_set.h"
-#include "stitch/transport/stream/poll_source.h"
-#include "stitch/transport/stream/stand_by.h"
+#include "stitch/transport/polling/core_demand.h"
+#include "stitch/transport/polling/poll_set.h"
+#include "stitch/transport/polling/poll_source.h"
+#include "stitch/transport/polling/stand_by.h"
 
 namespace stitch::transport {
 

@@ -11,11 +11,11 @@
 
 #include "stitch/base/recycler.h"
 #include "stitch/rpc/message/message.h"
-#include "stitch/rref/carried_sections.h"
+#include "stitch/rref/agent/carried_sections.h"
+#include "stitch/rref/agent/object_access.h"
+#include "stitch/rref/agent/time_limits.h"
+#include "stitch/rref/agent/turn_queue.h"
 #include "stitch/rref/lifetime/lifetime.h"
-#include "stitch/rref/object_access.h"
-#include "stitch/rref/time_limits.h"
-#include "stitch/rref/turn_queue.h"
 
 namespace stitch::rpc {
 class IncomingCall;

@@ -1,4 +1,4 @@
-#include "stitch/transport/stream/core_demand.h"
+#include "stitch/transport/polling/core_demand.h"
 
 #include <fcntl.h>
 #include <sched.h>

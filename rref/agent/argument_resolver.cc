@@ -1,4 +1,4 @@
-#include "stitch/rref/argument_resolver.h"
+#include "stitch/rref/agent/argument_resolver.h"
 
 #include <functional>
 #include <optional>
@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "stitch/base/mutex.h"
-#include "stitch/rref/object_access.h"
-#include "stitch/rref/object_server.h"
+#include "stitch/rref/agent/object_access.h"
+#include "stitch/rref/agent/object_server.h"
 
 namespace stitch::rref {
 namespace {

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "stitch/dist_autograd/graph/recv_node.h"
-#include "stitch/dist_autograd/messages.h"
+#include "stitch/dist_autograd/protocol/messages.h"
 #include "stitch/rpc/message/message.h"
 
 namespace stitch::dist_autograd {

@@ -1,4 +1,4 @@
-#include "stitch/transport/stream/stand_by.h"
+#include "stitch/transport/polling/stand_by.h"
 
 #include <algorithm>
 #include <utility>

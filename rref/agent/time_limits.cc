@@ -1,4 +1,4 @@
-#include "stitch/rref/time_limits.h"
+#include "stitch/rref/agent/time_limits.h"
 
 #include <utility>
 

@@ -1,4 +1,4 @@
-#include "stitch/dist_autograd/outbox.h"
+#include "stitch/dist_autograd/protocol/outbox.h"
 
 #include <algorithm>
 #include <iterator>

@@ -13,7 +13,7 @@
 
 #include "stitch/base/descriptor.h"
 #include "stitch/base/mutex.h"
-#include "stitch/transport/stream/poll_source.h"
+#include "stitch/transport/polling/poll_source.h"
 
 namespace stitch::transport {
 

@@ -1,4 +1,4 @@
-#include "stitch/dist_autograd/pass_protocol.h"
+#include "stitch/dist_autograd/protocol/pass_protocol.h"
 
 #include <utility>
 

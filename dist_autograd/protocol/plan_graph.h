@@ -3,7 +3,7 @@
 #include <memory>
 
 #include "stitch/dist_autograd/executor/plan.h"
-#include "stitch/dist_autograd/pass_protocol.h"
+#include "stitch/dist_autograd/protocol/pass_protocol.h"
 
 namespace stitch::dist_autograd {
 

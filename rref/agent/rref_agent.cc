@@ -1,4 +1,4 @@
-#include "stitch/rref/rref_agent.h"
+#include "stitch/rref/agent/rref_agent.h"
 
 #include <algorithm>
 #include <iterator>
@@ -6,7 +6,7 @@
 
 #include "stitch/rpc/message/frame_kinds.h"
 #include "stitch/rpc/message/life_text.h"
-#include "stitch/rref/frame_kinds.h"
+#include "stitch/rref/agent/frame_kinds.h"
 
 namespace stitch::rref {
 namespace {

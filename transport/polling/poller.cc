@@ -1,5 +1,5 @@
 // One file, though long: which thread polls, and which sleeps, is one set of invariants.
-#include "stitch/transport/stream/poller.h"
+#include "stitch/transport/polling/poller.h"
 
 #include <pthread.h>
 #include <sched.h>

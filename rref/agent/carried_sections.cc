@@ -1,4 +1,4 @@
-#include "stitch/rref/carried_sections.h"
+#include "stitch/rref/agent/carried_sections.h"
 
 #include <string>
 

@@ -1,4 +1,4 @@
-#include "stitch/dist_autograd/received_gradients.h"
+#include "stitch/dist_autograd/protocol/received_gradients.h"
 
 #include <utility>
 

@@ -1,16 +1,20 @@
-#include "stitch/rref/object_access.h"
+#include "stitch/rref/agent/object_access.h"
 
+#include <atomic>
 #include <memory>
+#include <typeindex>
+#include <unordered_set>
 #include <utility>
 
 #include "stitch/base/deadline.h"
 #include "stitch/base/error.h"
+#include "stitch/base/mutex.h"
 #include "stitch/base/recycler.h"
 #include "stitch/rpc/agent/agent.h"
 #include "stitch/rpc/calls/incoming_call.h"
-#include "stitch/rref/carried_refs.h"
-#include "stitch/rref/object_server.h"
-#include "stitch/rref/rref_agent.h"
+#include "stitch/rref/agent/carried_refs.h"
+#include "stitch/rref/agent/object_server.h"
+#include "stitch/rref/agent/rref_agent.h"
 
 namespace stitch::rref {
 namespace {
@@ -48,6 +52,17 @@ class PendingCreation final : public rpc::PendingCall {
   const std::shared_ptr<RRefAgent> rrefs_;
   const RRefId id_;
 };
+
+struct SerializedTypes {
+  std::atomic<bool> any{false};
+  base::Mutex mutex;
+  std::unordered_set<std::type_index> noted STITCH_GUARDED_BY(mutex);
+};
+
+SerializedTypes& serialized_types() {
+  static SerializedTypes types;
+  return types;
+}
 
 }  // namespace
 
@@ -301,6 +316,20 @@ HandlePtr read_reference(rpc::InArchive& archive, std::uint64_t type, std::strin
   if (refs == nullptr)
     throw Error(ErrorCode::invalid_argument, "the message names a reference but carries none");
   return refs->handle(index);
+}
+
+void note_one_at_a_time(const std::type_info& type) {
+  SerializedTypes& all = serialized_types();
+  const base::MutexLock lock(all.mutex);
+  all.noted.emplace(type);
+  all.any.store(true);
+}
+
+bool runs_one_at_a_time(const std::type_info& type) {
+  SerializedTypes& all = serialized_types();
+  if (!all.any.load()) return false;
+  const base::MutexLock lock(all.mutex);
+  return all.noted.contains(type);
 }
 
 }  // namespace stitch::rref

@@ -1,4 +1,4 @@
-#include "stitch/rref/object_server.h"
+#include "stitch/rref/agent/object_server.h"
 
 #include <cstdint>
 #include <limits>
@@ -12,8 +12,8 @@
 #include "stitch/rpc/default_streams.h"
 #include "stitch/rpc/future/current_streams.h"
 #include "stitch/rpc/future/execution_context.h"
-#include "stitch/rref/argument_resolver.h"
-#include "stitch/rref/serialized.h"
+#include "stitch/rref/agent/argument_resolver.h"
+#include "stitch/rref/agent/object_access.h"
 
 namespace stitch::rref {
 

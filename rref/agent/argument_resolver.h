@@ -4,8 +4,8 @@
 
 #include "stitch/rpc/calls/incoming_call.h"
 #include "stitch/rpc/given_arguments.h"
-#include "stitch/rref/carried_refs.h"
-#include "stitch/rref/rref_agent.h"
+#include "stitch/rref/agent/carried_refs.h"
+#include "stitch/rref/agent/rref_agent.h"
 
 namespace stitch::rref {
 

@@ -12,10 +12,10 @@
 
 #include "stitch/base/mutex.h"
 #include "stitch/rpc/agent/agent.h"
-#include "stitch/rref/ledger_sender.h"
+#include "stitch/rref/agent/ledger_sender.h"
+#include "stitch/rref/agent/object_access.h"
+#include "stitch/rref/agent/time_limits.h"
 #include "stitch/rref/lifetime/lifetime.h"
-#include "stitch/rref/object_access.h"
-#include "stitch/rref/time_limits.h"
 
 namespace stitch::rref {
 

@@ -1,9 +1,9 @@
-#include "stitch/rref/ledger_sender.h"
+#include "stitch/rref/agent/ledger_sender.h"
 
 #include <chrono>
 #include <utility>
 
-#include "stitch/rref/frame_kinds.h"
+#include "stitch/rref/agent/frame_kinds.h"
 
 namespace stitch::rref {
 namespace {

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "stitch/dist_autograd/executor/plan.h"
-#include "stitch/dist_autograd/messages.h"
+#include "stitch/dist_autograd/protocol/messages.h"
 
 namespace stitch::dist_autograd {
 

@@ -12,7 +12,7 @@
 
 #include "stitch/base/error.h"
 #include "stitch/dist_autograd/graph/ids.h"
-#include "stitch/dist_autograd/messages.h"
+#include "stitch/dist_autograd/protocol/messages.h"
 
 namespace stitch::dist_autograd {
 

@@ -1,4 +1,4 @@
-#include "stitch/rref/carried_refs.h"
+#include "stitch/rref/agent/carried_refs.h"
 
 #include <string>
 #include <utility>
@@ -8,7 +8,7 @@
 #include "stitch/rpc/agent/agent.h"
 #include "stitch/rpc/function_runner.h"
 #include "stitch/rpc/message/frame_kinds.h"
-#include "stitch/rref/rref_agent.h"
+#include "stitch/rref/agent/rref_agent.h"
 
 namespace stitch::rref {
 namespace {

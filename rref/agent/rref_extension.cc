@@ -1,4 +1,4 @@
-#include "stitch/rref/object_access.h"
+#include "stitch/rref/agent/object_access.h"
 
 #include <algorithm>
 #include <map>
@@ -9,10 +9,10 @@
 #include "stitch/rpc/agent/agent.h"
 #include "stitch/rpc/given_arguments.h"
 #include "stitch/rpc/message/frame_kinds.h"
-#include "stitch/rref/carried_refs.h"
-#include "stitch/rref/frame_kinds.h"
-#include "stitch/rref/object_server.h"
-#include "stitch/rref/rref_agent.h"
+#include "stitch/rref/agent/carried_refs.h"
+#include "stitch/rref/agent/frame_kinds.h"
+#include "stitch/rref/agent/object_server.h"
+#include "stitch/rref/agent/rref_agent.h"
 
 namespace stitch::rref {
 namespace {
