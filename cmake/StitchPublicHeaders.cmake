@@ -4,12 +4,10 @@ set(STITCH_PUBLIC_HEADERS
   stitch.h
   base/error.h
   dist_autograd/context.h
-  dist_autograd/rref_backward.h
   dist_optim/backward_and_step.h
   dist_optim/distributed_optimizer.h
   dist_optim/ema.h
   dist_optim/grad_scaler.h
-  dist_optim/parameter_lock.h
   dist_optim/schedules.h
   dist_optim/sparse_optimizers.h
   dist_optim/steps.h
@@ -25,7 +23,6 @@ set(STITCH_PUBLIC_HEADERS
   rref/files/tensor_file.h
   rref/remote_module.h
   rref/rref.h
-  rref/rref_list.h
   rref/serialized.h
   transport/error.h
   transport/gpu/lane_lock.h

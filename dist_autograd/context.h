@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <concepts>
 
 #include <chrono>
 #include <cstdint>
@@ -14,6 +15,7 @@
 #include "stitch/dist_autograd/graph/ids.h"
 #include "stitch/rpc/future/execution_context.h"
 #include "stitch/rpc/future/future.h"
+#include "stitch/rref/rref.h"
 
 namespace stitch::rpc {
 class Agent;
@@ -174,3 +176,24 @@ inline const int kEngineExtension = register_engine();
 }  // namespace detail
 
 }  // namespace stitch::dist_autograd
+
+namespace stitch {
+
+namespace dist_autograd {
+
+// Runs backward from the tensor that `root` refers to, on its owner. The future completes as that
+// of ContextHandle::backward_async(); cancelling it ends the pass. Throws as
+// ContextHandle::throw_if_unusable(), and Error(invalid_argument) when options.inputs is not empty.
+// REQUIRES: `context` is one of the current worker. Any thread.
+[[nodiscard]] Future<void> backward_async(const RRef<at::Tensor>& root,
+                                          const ContextHandle& context,
+                                          const Options& options = {});
+
+}  // namespace dist_autograd
+
+template <class T>
+void RRef<T>::backward(dist_autograd::Context& context) const requires std::same_as<T, at::Tensor> {
+  dist_autograd::backward_async(*this, context).get();
+}
+
+}  // namespace stitch

@@ -6,10 +6,10 @@
 
 #include "stitch/base/byte_io.h"
 #include "stitch/base/recycler.h"
-#include "stitch/dist_autograd/carried_autocast.h"
 #include "stitch/dist_autograd/current_context.h"
 #include "stitch/dist_autograd/graph/recv_node.h"
 #include "stitch/dist_autograd/graph/unrecorded_node.h"
+#include "stitch/dist_autograd/protocol/carried_autocast.h"
 #include "stitch/rpc/calls/incoming_call.h"
 #include "stitch/rpc/message/frame_kinds.h"
 

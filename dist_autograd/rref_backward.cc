@@ -1,4 +1,4 @@
-#include "stitch/dist_autograd/rref_backward.h"
+#include "stitch/dist_autograd/context.h"
 
 #include <ATen/core/grad_mode.h>
 

@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include "stitch/base/mutex.h"
-#include "stitch/dist_optim/parameter_lock.h"
+#include "stitch/dist_optim/steps.h"
 
 namespace stitch::rref {
 struct SharedParameter;

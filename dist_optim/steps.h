@@ -1,6 +1,8 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <memory>
+#include "stitch/base/mutex.h"
 
 #include <chrono>
 #include <cstdint>
@@ -14,6 +16,13 @@
 #include "stitch/rref/rref.h"
 
 namespace stitch::optim {
+
+// What a step does about a forward pass that saved the old parameter and has not run backward yet.
+enum class StalePolicy : unsigned char {
+  detect,  // that backward throws ("modified by an inplace operation"). A step waits for nodes that
+           // have read the parameter and still compute with it
+  allow,   // that backward uses the new values: asynchronous training on shared parameters
+};
 
 // A parameter with the name of its state in checkpoints.
 using NamedParameter = std::pair<std::string, RRef<at::Tensor>>;
@@ -90,5 +99,8 @@ struct StepResult {
   std::int64_t step = 0;       // its number: the first one that was not skipped is 0
   std::int64_t staleness = 0;  // steps of a parameter meanwhile, at most; 0 without max_staleness
 };
+
+// rref::parameter_lock().
+[[nodiscard]] std::shared_ptr<base::Mutex> parameter_lock(const at::Tensor& parameter);
 
 }  // namespace stitch::optim

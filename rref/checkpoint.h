@@ -2,18 +2,23 @@
 
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <map>
 #include <optional>
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
-#include "stitch/rref/checkpoint_values.h"
 #include "stitch/rref/rref.h"
 
 namespace stitch {
+
+// Values of a program in a checkpoint, beside its tensors.
+using CheckpointValue = std::variant<bool, std::int64_t, double, std::string, std::vector<double>>;
+using CheckpointValues = std::map<std::string, CheckpointValue>;
 
 namespace rref {
 

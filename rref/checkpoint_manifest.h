@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "stitch/rref/checkpoint_values.h"
+#include "stitch/rref/checkpoint.h"
 #include "stitch/rref/tensor_stream.h"
 
 namespace stitch::rref {

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "stitch/rref/checkpoint_values.h"
+#include "stitch/rref/checkpoint.h"
 #include "stitch/rref/rref.h"
 #include "stitch/rref/tensor_stream.h"
 

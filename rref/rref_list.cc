@@ -1,4 +1,4 @@
-#include "stitch/rref/rref_list.h"
+#include "stitch/rref/rref.h"
 
 #include <algorithm>
 

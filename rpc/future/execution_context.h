@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <memory>
 #include <optional>
@@ -12,11 +13,13 @@
 #include "stitch/base/recycler.h"
 #include "stitch/base/unique_function.h"
 #include "stitch/rpc/future/future_state.h"
-#include "stitch/rpc/future/runtime.h"
 
 namespace stitch::rpc {
 
+using Clock = std::chrono::steady_clock;
+
 class ArrivedMemory;
+class Runtime;
 class StreamSet;
 struct Autocast;
 

@@ -5,10 +5,9 @@
 
 #include "stitch/base/mutex.h"
 #include "stitch/base/unique_function.h"
+#include "stitch/rpc/future/execution_context.h"
 
 namespace stitch::rpc {
-
-using Clock = std::chrono::steady_clock;
 
 // What futures and continuations need of the worker they run on; its Agent implements it. Shared by
 // its Worker, by every ExecutionContext that names it, and by what is in flight. Thread contract:

@@ -1,5 +1,5 @@
 // What calls and replies record, and under which grad mode they run.
-#include "stitch/dist_autograd/carried_autocast.h"
+#include "stitch/dist_autograd/protocol/carried_autocast.h"
 #include "stitch/dist_autograd/protocol/messages.h"
 #include "stitch/rpc/future/autocast.h"
 #include "stitch/rpc/message/message.h"

@@ -64,7 +64,7 @@ allow(rref/agent               base rpc/future rpc/message rpc/calls rpc/agent r
 allow(rref                     base rpc/future rpc/message rpc/agent rpc rref/lifetime rref/files rref/agent)
 allow(dist_autograd/graph      base rpc/message rpc/function)
 allow(dist_autograd/executor   base rpc/future dist_autograd/graph)
-allow(dist_autograd/protocol   base rpc/message dist_autograd/graph dist_autograd/executor)
+allow(dist_autograd/protocol   base rpc/future rpc/message dist_autograd/graph dist_autograd/executor)
 allow(dist_autograd            base rpc/future rpc/message rpc/calls rpc/agent rpc rref/lifetime rref
                                dist_autograd/graph dist_autograd/executor dist_autograd/protocol)
 allow(dist_optim               base rpc/future rpc/gpu rpc rref/files rref dist_autograd/graph dist_autograd)

@@ -1,4 +1,4 @@
-#include "stitch/dist_autograd/carried_autocast.h"
+#include "stitch/dist_autograd/protocol/carried_autocast.h"
 
 #include <algorithm>
 #include <array>
