@@ -18,7 +18,7 @@ namespace stitch {
 
 // Values of a program in a checkpoint, beside its tensors.
 using CheckpointValue = std::variant<bool, std::int64_t, double, std::string, std::vector<double>>;
-using CheckpointValues = std::map<std::string, CheckpointValue>;
+using CheckpointValues = std::map<std::string, CheckpointValue>;  // by name
 
 namespace rref {
 
