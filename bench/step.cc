@@ -34,6 +34,10 @@ torch::nn::Linear make_output_layer() {
   return torch::nn::Linear(512, 10);
 }
 
+double us(Clock::time_point from, Clock::time_point to) {
+  return std::chrono::duration<double, std::micro>(to - from).count();
+}
+
 struct Batch {
   Batch() {
     torch::manual_seed(0);
@@ -87,9 +91,7 @@ class DistributedModel {
     } else {
       optimizer_.step(context);
     }
-    const auto us = [](Clock::time_point from, Clock::time_point to) {
-      return std::chrono::duration<double, std::micro>(to - from).count();
-    };
+    if (clipped) return loss.template item<double>();
     forward_us.push_back(us(start, forward_done));
     backward_us.push_back(us(forward_done, backward_done));
     optimizer_us.push_back(us(backward_done, Clock::now()));
@@ -97,10 +99,14 @@ class DistributedModel {
   }
 
   // The same with the steps in the messages that end the backward pass.
-  double step_at_once() {
+  double step_at_once(bool clipped = false) {
     stitch::dist_autograd::Context context;
     const auto loss = forward();
-    stitch::optim::backward_and_step(context, {loss}, optimizer_);
+    if (clipped) {
+      stitch::optim::backward_and_step(context, {loss}, {}, {.max_norm = 1.0}, optimizer_);
+    } else {
+      stitch::optim::backward_and_step(context, {loss}, optimizer_);
+    }
     return loss.template item<double>();
   }
 
@@ -144,15 +150,29 @@ void measure_optimizer(const Side& side, const std::string& name, const Batch& b
   distributed.forward_us.clear();
   distributed.backward_us.clear();
   distributed.optimizer_us.clear();
-  side.result(key + ".distributed", steps_per_second(side, [&] { return distributed.step(); }),
-              "steps/s", key + ".local");
+  // In turns: a busy host slows all of them alike.
+  std::vector<double> plain, clipped, at_once, at_once_clipped;
+  const auto take = [](std::vector<double>& times, const auto& step) {
+    const auto start = Clock::now();
+    static_cast<void>(step());
+    times.push_back(us(start, Clock::now()));
+  };
+  static_cast<void>(time_each_us(4 * side.settings().seconds, 5, [&] {
+    take(plain, [&] { return distributed.step(); });
+    take(clipped, [&] { return distributed.step(true); });
+    take(at_once, [&] { return distributed.step_at_once(); });
+    take(at_once_clipped, [&] { return distributed.step_at_once(true); });
+  }));
+  const auto report = [&](const char* name, const std::vector<double>& times, const char* floor) {
+    side.result(key + name, 1e6 / median(times), "steps/s", key + floor);
+  };
+  report(".distributed", plain, ".local");
   side.result(key + ".forward", median(distributed.forward_us), "us");
   side.result(key + ".backward", median(distributed.backward_us), "us");
   side.result(key + ".optimizer", median(distributed.optimizer_us), "us");
-  side.result(key + ".clipped", steps_per_second(side, [&] { return distributed.step(true); }),
-              "steps/s", key + ".distributed");
-  side.result(key + ".at_once", steps_per_second(side, [&] { return distributed.step_at_once(); }),
-              "steps/s", key + ".local");
+  report(".clipped", clipped, ".distributed");
+  report(".at_once", at_once, ".local");
+  report(".at_once.clipped", at_once_clipped, ".at_once");
 }
 
 void first(Side& side) {

@@ -5,6 +5,7 @@
 #include <deque>
 #include <map>
 #include <optional>
+#include <tuple>
 
 #include "stitch/base/error.h"
 #include "stitch/base/mutex.h"
@@ -72,6 +73,12 @@ struct AnyOptimizer::State {
   [[nodiscard]] std::shared_ptr<const Parts> all_parts() {
     base::MutexLock lock(mutex);
     return parts;
+  }
+  // Copies of the options, the names and the parts.
+  [[nodiscard]] std::tuple<std::vector<NamedValues>, std::map<std::string, Place>, Parts>
+  members() {
+    base::MutexLock lock(mutex);
+    return {options, names, *parts};
   }
   // The number of a step of that context that has failed, or a new one.
   [[nodiscard]] std::shared_ptr<StepNumber> number_for(const dist_autograd::ContextId& context) {
@@ -235,12 +242,7 @@ void AnyOptimizer::add_groups(const std::vector<GroupValues>& groups) {
   std::vector<NamedValues> options;
   std::map<std::string, Place> names;
   Parts parts;
-  {
-    base::MutexLock lock(state_->mutex);
-    options = state_->options;
-    names = state_->names;
-    parts = *state_->parts;
-  }
+  std::tie(options, names, parts) = state_->members();
   const std::uint64_t number = options.size();
   for (const auto& group : groups) options.push_back(group.second);
   // Each owner gets all groups, with their options, so that numbers are the same everywhere.
@@ -287,12 +289,7 @@ void AnyOptimizer::replace(const ParameterList& parameters) {
   std::vector<NamedValues> options;
   std::map<std::string, Place> names;
   Parts parts;
-  {
-    base::MutexLock lock(state_->mutex);
-    options = state_->options;
-    names = state_->names;
-    parts = *state_->parts;
-  }
+  std::tie(options, names, parts) = state_->members();
   std::map<Life, OwnersGroups> by_owner;
   std::vector<std::string> replaced;
   const auto& given = parameters.named();

@@ -2,9 +2,11 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <cmath>
-#include <map>
+#include <deque>
 #include <string>
+#include <utility>
 
 #include "stitch/base/error.h"
 #include "stitch/base/mutex.h"
@@ -27,7 +29,8 @@ struct GradScaler::Shared {
   const GradScalerOptions options;
   base::Mutex mutex;  // taken alone
   State state STITCH_GUARDED_BY(mutex);
-  std::map<dist_autograd::ContextId, double> factors STITCH_GUARDED_BY(mutex);
+  // The oldest first.
+  std::deque<std::pair<dist_autograd::ContextId, double>> factors STITCH_GUARDED_BY(mutex);
 };
 
 GradScaler::GradScaler(const GradScalerOptions& options)
@@ -40,15 +43,7 @@ GradScaler::GradScaler(const GradScalerOptions& options)
 
 at::Tensor GradScaler::scale(const at::Tensor& loss) const {
   if (!dist_autograd::has_current_context()) return loss * scale_factor();
-  const auto context = dist_autograd::current_context().id();
-  double factor = 0;
-  {
-    base::MutexLock lock(shared_->mutex);
-    auto& factors = shared_->factors;
-    factor = factors.try_emplace(context, shared_->state.scale).first->second;
-    if (factors.size() > kContexts) factors.erase(factors.begin());
-  }
-  return loss * factor;
+  return loss * factor_of(dist_autograd::current_context().id());
 }
 
 double GradScaler::scale_factor() const { return state().scale; }
@@ -66,8 +61,13 @@ void GradScaler::set_state(const State& state) const {
 
 double GradScaler::factor_of(const dist_autograd::ContextId& context) const {
   base::MutexLock lock(shared_->mutex);
-  const auto found = shared_->factors.find(context);
-  return found == shared_->factors.end() ? shared_->state.scale : found->second;
+  auto& factors = shared_->factors;
+  const auto found = std::find_if(factors.rbegin(), factors.rend(),
+                                  [&](const auto& each) { return each.first == context; });
+  if (found != factors.rend()) return found->second;
+  factors.emplace_back(context, shared_->state.scale);
+  if (factors.size() > kContexts) factors.pop_front();
+  return factors.back().second;
 }
 
 void GradScaler::update(bool finite) const {

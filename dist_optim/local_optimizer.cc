@@ -140,13 +140,15 @@ struct LocalOptimizer::Body {
       base::MutexLock lock(entry->shadow.lock());
       entry->multiply_rate(order.rate);
       entry->shadow.begin_step(std::move(gradient), order.scale, entry->name);
-      struct End {
-        ShadowParameter& shadow;
-        const bool bump_version;
-        ~End() { shadow.end_step(bump_version); }
-      } const end{entry->shadow, !type.bumps_version};
       changed = true;
-      entry->optimizer->step();
+      std::exception_ptr failure;
+      try {
+        entry->optimizer->step();
+      } catch (...) {
+        failure = std::current_exception();
+      }
+      entry->shadow.end_step(!type.bumps_version);
+      if (failure) std::rethrow_exception(failure);
     }
     return static_cast<std::int64_t>(due.size());
   }

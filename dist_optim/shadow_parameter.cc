@@ -108,6 +108,8 @@ void ShadowParameter::begin_step(at::Tensor gradient, double scale, std::string_
 
 void ShadowParameter::end_step(bool bump_version) {
   shared_->mutex.assert_held();
+  std::unique_lock<std::shared_mutex> readers;
+  if (policy_ == StalePolicy::detect) readers = {shared_->readers, std::adopt_lock};
   shadow_.mutable_grad() = at::Tensor();
   write_back();
   if (!has_master_) shared_->master = at::Tensor();  // of others
@@ -116,7 +118,6 @@ void ShadowParameter::end_step(bool bump_version) {
   if (policy_ != StalePolicy::detect) return;
   dist_autograd::optimizers_step_here = true;
   if (bump_version && !has_master_) torch::autograd::impl::bump_version(parameter_);
-  shared_->readers.unlock();
 }
 
 // Counts up the version of the parameter, where that is wanted.

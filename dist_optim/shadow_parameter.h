@@ -39,8 +39,8 @@ class ShadowParameter {
   void check(const at::Tensor& gradient, std::string_view name) const;
   // Checks `gradient` and puts it on the shadow, multiplied by `scale`.
   void begin_step(at::Tensor gradient, double scale, std::string_view name);
-  // Takes the gradient off again. `bump_version`: the optimizer did not tell libtorch that the
-  // parameter changed.
+  // Takes the gradient off again, even where it throws: a device may have failed. `bump_version`:
+  // the optimizer did not tell libtorch that the parameter changed.
   void end_step(bool bump_version);
   // The master copy; undefined when there is none.
   [[nodiscard]] at::Tensor master() const;

@@ -122,6 +122,17 @@ TEST(GradScaler, AContextIsDividedByTheFactorItWasGiven) {
   model.expect_equal(1e-12);
 }
 
+TEST(GradScaler, ForgetsTheOldestOfManyContexts) {
+  const GradScaler scaler({.scale = 8});
+  const autograd::ContextId newest{.home = stitch::WorkerId(0)};
+  for (std::uint64_t i = 1; i <= 1024; ++i)
+    EXPECT_EQ(scaler.factor_of({.home = stitch::WorkerId(1), .counter = i}), 8);
+  EXPECT_EQ(scaler.factor_of(newest), 8);
+  scaler.update(false);
+  EXPECT_EQ(scaler.factor_of(newest), 8);
+  EXPECT_EQ(scaler.factor_of({.home = stitch::WorkerId(1), .counter = 1}), 4);
+}
+
 TEST(GradScaler, IsSavedAsTwoNumbersAndRefusesOthers) {
   const GradScaler scaler;
   EXPECT_EQ(scaler.scale_factor(), 65536);

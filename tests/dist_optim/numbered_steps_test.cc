@@ -129,6 +129,26 @@ struct Owner {
   LocalOptimizer local;
 };
 
+// A parameter that changes its shape in the middle of a step stands for a device that fails.
+TEST(NumberedSteps, AMasterThatCannotBeWrittenBackFailsItsStepAlone) {
+  Cluster cluster(1);
+  Owner owner(torch::zeros({2}, at::kHalf));
+  autograd::Context context;
+  context.backward({owner.parameter.sum()});
+  CountDown::gate().close();
+  std::jthread order([&] {
+    const stitch::WorkerScope scope(cluster[0]);
+    EXPECT_THROW(owner.local.step(context.id(), {.number = 1}), std::exception);
+  });
+  EXPECT_TRUE(CountDown::gate().wait_for_arrival());
+  const auto memory = owner.parameter.data();
+  owner.parameter.set_data(torch::zeros({3}, at::kHalf));
+  CountDown::gate().open();
+  order.join();
+  owner.parameter.set_data(memory);
+  EXPECT_EQ(owner.local.step(context.id(), {.number = 2}), 1);
+}
+
 TEST(NumberedSteps, ARepeatedOrderWaitsForTheFirstAndHasItsOutcome) {
   Cluster cluster(1);
   Owner owner(torch::zeros({2}));
