@@ -26,10 +26,15 @@ void check(bool good, const char* name, double value) {
 
 struct GradScaler::Shared {
   explicit Shared(const GradScalerOptions& given) : options(given), state{given.scale, 0} {}
+  double factor_of(const dist_autograd::ContextId& context) const STITCH_REQUIRES(mutex) {
+    const auto found = std::find_if(factors.rbegin(), factors.rend(),
+                                    [&](const auto& each) { return each.first == context; });
+    return found == factors.rend() ? state.scale : found->second;
+  }
   const GradScalerOptions options;
   base::Mutex mutex;  // taken alone
   State state STITCH_GUARDED_BY(mutex);
-  // The oldest first.
+  // As contexts were given them, the newest last.
   std::deque<std::pair<dist_autograd::ContextId, double>> factors STITCH_GUARDED_BY(mutex);
 };
 
@@ -43,7 +48,16 @@ GradScaler::GradScaler(const GradScalerOptions& options)
 
 at::Tensor GradScaler::scale(const at::Tensor& loss) const {
   if (!dist_autograd::has_current_context()) return loss * scale_factor();
-  return loss * factor_of(dist_autograd::current_context().id());
+  const auto context = dist_autograd::current_context().id();
+  double factor = 0;
+  {
+    base::MutexLock lock(shared_->mutex);
+    factor = shared_->factor_of(context);
+    auto& factors = shared_->factors;
+    factors.emplace_back(context, factor);
+    if (factors.size() > kContexts) factors.pop_front();
+  }
+  return loss * factor;
 }
 
 double GradScaler::scale_factor() const { return state().scale; }
@@ -61,13 +75,7 @@ void GradScaler::set_state(const State& state) const {
 
 double GradScaler::factor_of(const dist_autograd::ContextId& context) const {
   base::MutexLock lock(shared_->mutex);
-  auto& factors = shared_->factors;
-  const auto found = std::find_if(factors.rbegin(), factors.rend(),
-                                  [&](const auto& each) { return each.first == context; });
-  if (found != factors.rend()) return found->second;
-  factors.emplace_back(context, shared_->state.scale);
-  if (factors.size() > kContexts) factors.pop_front();
-  return factors.back().second;
+  return shared_->factor_of(context);
 }
 
 void GradScaler::update(bool finite) const {

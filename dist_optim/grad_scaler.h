@@ -42,7 +42,7 @@ class GradScaler {
   // As it was. Throws Error(invalid_argument) for a factor that is not positive and finite.
   void set_state(const State& state) const;
 
-  // For steps: the factor of a context, that of contexts to come if it had none.
+  // For steps: the factor of a context.
   [[nodiscard]] double factor_of(const dist_autograd::ContextId& context) const;
   // Likewise: a step has found its gradients finite, or not.
   void update(bool finite) const;
