@@ -138,6 +138,8 @@ struct LocalOptimizer::Body {
     fault_step();
     for (auto& [entry, gradient] : due) {
       base::MutexLock lock(entry->shadow.lock());
+      // The trainer may have died meanwhile, and its next life may have loaded the parameter.
+      gradients->throw_if_unusable();
       entry->multiply_rate(order.rate);
       entry->shadow.begin_step(std::move(gradient), order.scale, entry->name);
       changed = true;
