@@ -11,6 +11,7 @@
 #include <memory>
 #include <regex>
 #include <set>
+#include <thread>
 
 #include "stitch/base/descriptor.h"
 #include "stitch/base/printable.h"
@@ -205,8 +206,8 @@ void run(const std::vector<Transfer>& transfers) {
 struct OutFile {
   explicit OutFile(fs::path to) : path(std::move(to)), file(path) {}
   void write(const void* data, std::size_t size) {
+    const std::jthread beside([&] { checksum.add(data, size); });
     file.write(data, size);
-    checksum.add(data, size);
     bytes += size;
   }
   const fs::path path;
@@ -235,8 +236,9 @@ struct Source {
 
 // The tensors of the files of a part, by the names of their parameters.
 using Found = std::map<std::string, std::pair<StoredParameter, std::vector<at::Tensor>>>;
+using Files = std::vector<files::FileBytes>;
 Found read_part(const fs::path& manifest, const std::string& begin, const std::string& name,
-                const Manifest::Part& part) {
+                const Manifest::Part& part, Files& mapped) {
   Found found;
   for (std::size_t k = 0; k < part.files.size(); ++k) {
     const auto& entry = part.files[k];
@@ -244,9 +246,13 @@ Found read_part(const fs::path& manifest, const std::string& begin, const std::s
       refuse(manifest, "it names file " + in_quotes(entry.file) + ", which no save writes");
     const fs::path path = manifest.parent_path() / entry.file;
     files::about(path, [&] {
-      const auto file = files::map_file(path);
+      const auto& file = mapped.emplace_back(files::map_file(path));
       files::Checksum checksum;
-      checksum.add(file.bytes.data(), file.bytes.size());
+      for (std::size_t at = 0, size = 0; at < file.bytes.size(); at += size) {
+        size = std::min<std::size_t>(file.bytes.size() - at, TensorStream::kPieceBytes);
+        checksum.add(&file.bytes[at], size);
+        files::drop_pages(file, &file.bytes[at], size);
+      }
       if (file.bytes.size() != entry.bytes || checksum.text() != entry.checksum)
         files::refuse("it is damaged: its size or checksum is not that of " +
                       base::printable(manifest.string()) +
@@ -292,13 +298,16 @@ void find_sources(const fs::path& manifest, const std::string& name, const Part&
                          in_quotes(found.begin()->first) + ", which is unknown here");
 }
 
-Transfer transfer_to(const Source& source) {
+Transfer transfer_to(const Source& source, const Files& mapped) {
   const auto stream = std::make_shared<const TensorStream>(source.parameters);
-  return {stream->pieces(), [&source, stream](const TensorStream::Piece& piece) {
+  return {stream->pieces(), [&source, &mapped, stream](const TensorStream::Piece& piece) {
             at::Tensor bytes = at::empty({static_cast<std::int64_t>(piece.bytes)}, at::kByte);
-            for (const auto& slice : stream->slices(piece))
-              rref::copy_slice(source.tensors[slice.parameter][slice.tensor], slice,
-                               bytes.data_ptr<std::uint8_t>() + slice.at);
+            for (const auto& slice : stream->slices(piece)) {
+              const at::Tensor& tensor = source.tensors[slice.parameter][slice.tensor];
+              rref::copy_slice(tensor, slice, bytes.data_ptr<std::uint8_t>() + slice.at);
+              const auto* const from = static_cast<std::byte*>(tensor.data_ptr()) + slice.from;
+              for (const auto& file : mapped) files::drop_pages(file, from, slice.bytes);
+            }
             auto written = source.owner.rpc_async<&OwnerPart::write>(piece.begin, bytes);
             return [written] { written.get(); };
           }};
@@ -443,6 +452,7 @@ void Checkpoint::load() {
 
   Parts parts;
   for (const auto& [name, make] : parts_) parts[name] = part_of(name, make(), options_.timeout);
+  Files mapped;
   std::vector<Source> sources;
   std::vector<Future<void>> prepared;
   std::vector<Transfer> transfers;
@@ -454,7 +464,7 @@ void Checkpoint::load() {
                         base::printable(saved->second.type) + ", not a " + part.part.type);
     if (const auto& check = part.part.check)
       files::about(*path, [&, &options = saved->second.options] { check(options); });
-    find_sources(*path, name, part, read_part(*path, begin, name, saved->second), sources);
+    find_sources(*path, name, part, read_part(*path, begin, name, saved->second, mapped), sources);
   }
   auto source = sources.begin();
   for (const auto& [name, part] : parts) {
@@ -470,7 +480,7 @@ void Checkpoint::load() {
       refuse(*path, std::string("it does not fit: ") + error.what());
     }
   }
-  for (const auto& each : sources) transfers.push_back(transfer_to(each));
+  for (const auto& each : sources) transfers.push_back(transfer_to(each, mapped));
   run(transfers);
   take(sources);
   for (const auto& [name, part] : parts) {

@@ -61,6 +61,9 @@ void NewFile::write(const void* data, std::size_t size) {
     const ::ssize_t written = ::write(file_.get(), at, size);
     if (written < 0 && errno == EINTR) continue;
     if (written < 0) refuse_errno("written completely");
+    // So that the disk is busy meanwhile; publish() notices what fails.
+    ::sync_file_range(file_.get(), written_, written, SYNC_FILE_RANGE_WRITE);
+    written_ += written;
     at += written;
     size -= static_cast<std::size_t>(written);
   }
@@ -87,6 +90,13 @@ FileBytes map_file(const fs::path& path) {
   if (at == MAP_FAILED) refuse_errno("mapped");
   return {{static_cast<std::byte*>(at), size},
           std::shared_ptr<void>(at, [size](void* mapped) { ::munmap(mapped, size); })};
+}
+
+void drop_pages(const FileBytes& file, const void* data, std::size_t size) {
+  const auto at = static_cast<std::size_t>(static_cast<const std::byte*>(data) - file.bytes.data());
+  if (at >= file.bytes.size()) return;
+  const std::size_t in_page = at % static_cast<std::size_t>(::getpagesize());
+  ::madvise(file.bytes.data() + (at - in_page), in_page + size, MADV_DONTNEED);
 }
 
 Error about_path(const fs::path& path, const std::exception& error) {

@@ -3,6 +3,7 @@
 #include <sodium.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <filesystem>
 #include <string>
 
@@ -47,10 +48,14 @@ class NewFile {
   const std::string unfinished_;
   base::Descriptor folder_;
   base::Descriptor file_;
+  std::int64_t written_ = 0;  // bytes
 };
 
 // A regular file, mapped. Changes stay in this process.
 [[nodiscard]] FileBytes map_file(const std::filesystem::path& path);
+// Unchanged bytes of a mapped file take no memory of this process then, until they are read again.
+// Bytes that are not the file's stay.
+void drop_pages(const FileBytes& file, const void* data, std::size_t size);
 
 // `error` with the path before its text, and an exception of libtorch as such an Error.
 [[nodiscard]] Error about_path(const std::filesystem::path& path, const std::exception& error);

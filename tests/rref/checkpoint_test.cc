@@ -13,7 +13,6 @@
 #include "stitch/rref/owner_part.h"
 #include "stitch/rref/parameter_lock.h"
 #include "tests/support/forked_child.h"
-#include "tests/support/resident_memory.h"
 #include "tests/support/world_test.h"
 
 namespace stitch::checkpoint_of_tensors_test {
@@ -64,7 +63,6 @@ void fill(const RRef<at::Tensor>& reference, double value) {
 void set(const RRef<at::Tensor>& tensor, double value) {
   rpc_sync<fill>(tensor.owner(), tensor, value);
 }
-double sum_of(at::Tensor tensor) { return tensor.sum(at::kDouble).item<double>(); }
 bool has(const RRef<at::Tensor>& tensor, double value) {
   const at::Tensor now = tensor.to_here();
   return at::equal(now, at::full_like(now, value));
@@ -489,57 +487,6 @@ TEST(Checkpoint, PiecesFromTheWireAreChecked) {
   part.rpc_sync<&OwnerPart::take_back>();
   part.rpc_sync<&OwnerPart::take_back>();
   EXPECT_TRUE(has(tensor, 1.0));
-}
-
-// Tables of which none fits into one message, and training goes on. Both ends are in this process.
-TEST(Checkpoint, LargeTablesGoInPiecesWhileTheyChange) {
-  Options options;
-  options.max_inflight_bytes = std::size_t{8} << 20;
-  Cluster cluster(2, options);
-  const Folder folder;
-  constexpr std::int64_t kRows = 12'000;
-  const auto table = on("worker1", {kRows, 1000}, 1.0);  // 46 MiB
-  const auto more = on("worker1", {kRows, 1000}, 1.0);
-  const auto small = on("worker1", {1000}, 1.0);
-  const NamedTensors tensors{{"table", table}, {"more", more}, {"small", small}};
-  EXPECT_EQ(error_of([] {
-              rpc_sync<sum_of>("worker1", at::ones({kRows, 1000}));
-            }).code(),
-            ErrorCode::overloaded);
-  std::atomic<bool> end = false;
-  std::size_t most = 0;
-  const std::size_t before = resident_bytes();
-  std::jthread watching([&] {
-    for (; !end; std::this_thread::sleep_for(std::chrono::milliseconds(1)))
-      most = std::max(most, resident_bytes());
-  });
-  std::atomic<int> steps = 0;
-  std::jthread training([&] {
-    WorkerScope in(cluster[0]);
-    for (double value = 2.0; !end; value += 1.0, ++steps) set(small, value);
-  });
-  {
-    struct End {
-      std::atomic<bool>& end;
-      ~End() { end = true; }
-    } const at_last{end};
-    of(folder.path(), tensors).save();
-  }
-  training.join();
-  watching.join();
-  EXPECT_GT(steps, 0);
-  // Pieces under way take 16 MiB at each end.
-  if (!kAddressSanitizer && !kThreadSanitizer)
-    EXPECT_LT(most - std::min(most, before), std::size_t{96} << 20);
-  const auto file = stitch::load(folder.path() / "checkpoint.1.t.0.safetensors");
-  EXPECT_TRUE(at::equal(file.at("table"), at::ones({kRows, 1000})));
-  // It is of one step.
-  const at::Tensor saved = file.at("small");
-  EXPECT_TRUE(at::equal(saved, at::full_like(saved, saved[0].item<double>())));
-  set(table, 0.0);
-  of(folder.path(), tensors).load();
-  EXPECT_TRUE(at::equal(make_rref(file.at("small")).to_here(), small.to_here()));
-  EXPECT_EQ(rpc_sync<sum_of>("worker1", table), 1000.0 * kRows);
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <fstream>
+#include <string>
 
 namespace stitch::testing {
 
@@ -13,6 +14,20 @@ namespace stitch::testing {
   std::size_t all = 0, resident = 0;
   file >> all >> resident;
   return resident * static_cast<std::size_t>(::getpagesize());
+}
+
+// By how much it had more at most while `task` ran, pages of mapped files included.
+template <class Task>
+[[nodiscard]] std::size_t growth_by(const Task& task) {
+  std::ofstream("/proc/self/clear_refs") << 5;  // forgets the former peak
+  const std::size_t before = resident_bytes();
+  task();
+  std::ifstream file("/proc/self/status");
+  std::string word;
+  while (file >> word && word != "VmHWM:") continue;
+  std::size_t kib = 0;
+  file >> kib;
+  return kib * 1024 - before;
 }
 
 }  // namespace stitch::testing
