@@ -26,6 +26,7 @@ const std::vector<Measure>& all_measures() {
       autograd(),
       step(),
       rows(),
+      saving(),
       rref(),
       allocs(),
       gpu(),

@@ -36,6 +36,7 @@ struct Measure {
 [[nodiscard]] Measure autograd();
 [[nodiscard]] Measure step();
 [[nodiscard]] Measure rows();
+[[nodiscard]] Measure saving();
 [[nodiscard]] Measure rref();
 [[nodiscard]] Measure allocs();
 [[nodiscard]] Measure gpu();
