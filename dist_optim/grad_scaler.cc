@@ -26,10 +26,11 @@ void check(bool good, const char* name, double value) {
 
 struct GradScaler::Shared {
   explicit Shared(const GradScalerOptions& given) : options(given), state{given.scale, 0} {}
-  double factor_of(const dist_autograd::ContextId& context) const STITCH_REQUIRES(mutex) {
+  // Null: the context has none.
+  const double* factor_of(const dist_autograd::ContextId& context) const STITCH_REQUIRES(mutex) {
     const auto found = std::find_if(factors.rbegin(), factors.rend(),
                                     [&](const auto& each) { return each.first == context; });
-    return found == factors.rend() ? state.scale : found->second;
+    return found == factors.rend() ? nullptr : &found->second;
   }
   const GradScalerOptions options;
   base::Mutex mutex;  // taken alone
@@ -52,9 +53,10 @@ at::Tensor GradScaler::scale(const at::Tensor& loss) const {
   double factor = 0;
   {
     base::MutexLock lock(shared_->mutex);
-    factor = shared_->factor_of(context);
+    const double* const known = shared_->factor_of(context);
+    factor = known != nullptr ? *known : shared_->state.scale;
     auto& factors = shared_->factors;
-    factors.emplace_back(context, factor);
+    if (known == nullptr) factors.emplace_back(context, factor);
     if (factors.size() > kContexts) factors.pop_front();
   }
   return loss * factor;
@@ -75,7 +77,8 @@ void GradScaler::set_state(const State& state) const {
 
 double GradScaler::factor_of(const dist_autograd::ContextId& context) const {
   base::MutexLock lock(shared_->mutex);
-  return shared_->factor_of(context);
+  const double* const known = shared_->factor_of(context);
+  return known != nullptr ? *known : shared_->state.scale;
 }
 
 void GradScaler::update(bool finite) const {

@@ -61,7 +61,7 @@ void NewFile::write(const void* data, std::size_t size) {
     const ::ssize_t written = ::write(file_.get(), at, size);
     if (written < 0 && errno == EINTR) continue;
     if (written < 0) refuse_errno("written completely");
-    // So that the disk is busy meanwhile; publish() notices what fails.
+    // The disk begins now, before fsync; publish() notices a failure.
     ::sync_file_range(file_.get(), written_, written, SYNC_FILE_RANGE_WRITE);
     written_ += written;
     at += written;

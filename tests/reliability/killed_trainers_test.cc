@@ -115,6 +115,7 @@ int expect_each_step_once(std::int64_t steps) {
   std::minstd_rand random(static_cast<unsigned>(steps));
   int killed = 0;
   for (;; ++killed) {
+    // The trainer is killed at a random moment of its life.
     std::this_thread::sleep_for(std::chrono::milliseconds(random() % 800));
     if (progress->ended) break;
     world.signal(2, SIGKILL);
